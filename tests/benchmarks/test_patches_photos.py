@@ -57,7 +57,7 @@ def finished(tmp_path_factory) -> Path:
     make_rooms(folder / "rooms")
     (folder / "tiny.yaml").write_text(TINY)
     words = [
-        folder / "tiny.yaml", "--quick", "--captions", folder / "photos" / "captions.json",
+        folder / "tiny.yaml", "--quick", "--workers", "2", "--captions", folder / "photos" / "captions.json",
         "--images", folder / "photos" / "images", "--vision", folder / "vision",
         "--text", folder / "text" / "minilm", "--rooms", folder / "rooms", "--out", folder / "out",
     ]  # fmt: skip

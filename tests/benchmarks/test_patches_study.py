@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from benchmarks.patches import study
-from benchmarks.patches.study import VARIANTS, Study, StudyConfig, claimed
+from benchmarks.patches.study import VARIANTS, Study, StudyConfig
 from benchmarks.patches.summary import summarise
 from benchmarks.studies import QUICK as REMARK
+from benchmarks.studies import claimed
 from eligo.cli import run_script
 from eligo.errors import InputError
 from eligo.report.intervals import paired_bootstrap

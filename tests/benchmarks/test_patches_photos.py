@@ -59,7 +59,8 @@ def finished(tmp_path_factory) -> Path:
     words = [
         folder / "tiny.yaml", "--quick", "--workers", 2,
         "--captions", folder / "photos" / "captions.json", "--images", folder / "photos" / "images",
-        "--vision", folder / "vision", "--text", folder / "text" / "minilm", "--rooms", folder / "rooms", "--out", folder / "out",
+        "--vision", folder / "vision", "--text", folder / "text" / "minilm",
+        "--rooms", folder / "rooms", "--out", folder / "out",
     ]  # fmt: skip
     assert run_script(run, [str(word) for word in words]) == 0
     return folder / "out" / "quick"

@@ -33,8 +33,8 @@ class LateInteraction(nn.Module):
 
     Means over words are weighted by softmax_m(a w_m) with `word_weights`; a starts at 0, as equal
     weights. The choice of K has no gradient; G and H start as mean and identity.
-    `typicality` -1 keeps what the text names and the rest of the image is not, 0 ignores the
-    rest, 1 is the score of LAPS.
+    A `typicality` below 0 favours what is unlike the rest of the image, 0 ignores the rest, 1 is
+    the score of LAPS.
 
     Tensor shapes:
         patches (V, N, C), [CLS] (V, C)        words (T, L, C)
@@ -55,7 +55,7 @@ class LateInteraction(nn.Module):
         self,
         embed_dim: int,
         sparse_ratio: float = 0.25,
-        typicality: float = -1.0,
+        typicality: float = -0.5,
         *,
         word_weights: bool = False,
         num_prefix_tokens: int = 0,

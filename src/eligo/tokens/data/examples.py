@@ -7,6 +7,7 @@ and end with the answer, if there is one; labels and question mask never overlap
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -163,9 +164,34 @@ class FileExamples(Dataset[TokenExample]):
 
     def __getitem__(self, index: int) -> TokenExample:
         row = self.rows[index]
-        return TokenExample(
-            row.id, open_image(row.image, self.side), row.question, row.answers, row.kind, row.kind
-        )
+        return _of_file(row, open_image(row.image, self.side))
+
+
+def _of_file(row: VqaExample, image: Image.Image) -> TokenExample:
+    return TokenExample(row.id, image, row.question, row.answers, row.kind, row.kind)
+
+
+class ImageExamples(Dataset[list[TokenExample]]):
+    """Several questions on each image, drawn anew on each access; the image is opened once.
+
+    An image with fewer questions repeats some.
+    """
+
+    def __init__(self, rows: Sequence[VqaExample], count: int, side: int | None = None) -> None:
+        self.count, self.side = count, side
+        self.groups: dict[Path, list[VqaExample]] = {}
+        for row in rows:
+            self.groups.setdefault(row.image, []).append(row)
+        self.images = list(self.groups)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> list[TokenExample]:
+        path = self.images[index]
+        image, rows = open_image(path, self.side), self.groups[path]
+        order = torch.randperm(len(rows)).tolist()
+        return [_of_file(rows[order[turn % len(rows)]], image) for turn in range(self.count)]
 
 
 @dataclass(frozen=True)
@@ -227,12 +253,16 @@ class Collator:
         self.image_token_id = image_token_id(processor)
         self._checked: set[str] = set()  # answers that have tokens
 
-    def __call__(self, examples: Sequence[TokenExample]) -> TokenBatch:
-        """Return one row per example; large images are downscaled as in `open_image`."""
+    def __call__(self, examples: Sequence[TokenExample], *, rows_per_image: int = 1) -> TokenBatch:
+        """Return one row per example; large images are downscaled as in `open_image`.
+
+        `rows_per_image`: so many consecutive examples share an image, which has one row of pixels.
+        """
         examples = [self._bounded(example) for example in examples]
         prompts = [self._prompt(example) for example in examples]
         if self.with_images:
-            encoded = encode(self.processor, [example.image for example in examples], prompts)
+            images = [example.image for example in examples[::rows_per_image]]
+            encoded = encode(self.processor, images, prompts)
         else:
             encoded = dict(
                 tokenize(self.processor.tokenizer, prompts, padding=True, return_tensors="pt")

@@ -112,7 +112,7 @@ class FileSource:
     def _collate_images(self, groups: Sequence[Sequence[TokenExample]]) -> HostBatch:
         """Return rows of several questions on each image, with one row of pixels for all."""
         count = len(groups[0])
-        rows = self.collator([row for group in groups for row in group], rows_per_image=count)
+        rows = self.collator([row for group in groups for row in group], share_images=True)
         batch = host_batch(rows, self.collator.image_token_id)
         return replace(batch, rows_per_image=count, head=_shared_head(batch))
 

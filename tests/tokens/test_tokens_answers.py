@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from photo_parts import make_host, make_language, make_photos, make_tower
+from photo_parts import make_all
 
 from eligo.errors import InputError
 from eligo.tokens.config import HostConfig
@@ -25,12 +25,7 @@ from eligo.vqa import VqaExample, read_vqa_lines
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("answers")
-    make_tower("dinov2", folder / "tower")
-    make_language(folder / "language")
-    make_host(folder)
-    make_photos(folder / "photos", 36)
-    return folder
+    return make_all(tmp_path_factory.mktemp("answers"), photos=36)
 
 
 @pytest.fixture(scope="module")

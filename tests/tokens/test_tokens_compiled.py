@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from photo_parts import make_host, make_language, make_photos, make_tower
+from photo_parts import make_all
 from test_device_syncs import Syncs
 from torch import Tensor
 from torch._dynamo.utils import counters
@@ -25,12 +25,7 @@ FIRST = Progress(0, 1)
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("compiled")
-    make_tower("dinov2", folder / "tower")
-    make_language(folder / "language")
-    make_photos(folder / "photos")
-    make_host(folder)
-    return folder
+    return make_all(tmp_path_factory.mktemp("compiled"))
 
 
 @pytest.fixture(autouse=True)

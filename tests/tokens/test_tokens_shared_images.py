@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from photo_parts import make_host, make_language, make_photos, make_tower
+from photo_parts import make_all
 from torch import Tensor
 
 from eligo.config import load_config
@@ -29,12 +29,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("shared")
-    make_tower("dinov2", folder / "tower")
-    make_language(folder / "language", layers=5)
-    make_host(folder)
-    make_photos(folder / "photos")
-    return folder
+    return make_all(tmp_path_factory.mktemp("shared"), layers=5)
 
 
 def config_of(photos: Path, **changes: Any) -> TokensTrainConfig:
@@ -186,3 +181,9 @@ def test_only_files_of_a_llava_share_images(photos: Path, caplog, monkeypatch):
         task = task_of(photos)
     assert "data.questions_per_image has no effect: only a LLaVA" in caplog.text
     assert batches_of(task, 0, 1)[0].rows_per_image == 1
+
+
+@pytest.mark.gpu
+def test_a_gpu_trains_on_shared_images(photos: Path, tmp_path: Path):
+    config = config_of(photos, **{"train.out": tmp_path, "train.name": "gpu"})
+    assert fit(TokensTask(config), config.train).last_step == 4

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from eligo.errors import InputError, MissingExtraError
 from eligo.images import upright_size, warn_shared_images
@@ -28,7 +28,7 @@ from eligo.tokens.inference.load import load_host
 from eligo.tokens.training.compiled import CompiledLayers
 from eligo.train import OptimizerSpec, Progress, StepOutput, Task, epoch_batches, seed_everything
 from eligo.train.check import DataCheck
-from eligo.train.data import steps_per_epoch, worker_count
+from eligo.train.data import ordered_batches, steps_per_epoch, worker_count
 from eligo.train.weights import load_weights, save_weights
 
 logger = logging.getLogger("eligo.tokens")
@@ -135,9 +135,9 @@ class FinetuneTask(Task):
 
     @torch.no_grad()
     def _run_tower(self, photos: Conversations) -> Float[Tensor, "photos tokens width"]:
-        workers = worker_count(self.settings.data.num_workers)
-        loader = DataLoader(_Pixels(photos), batch_size=_TOWER_BATCH, num_workers=workers)
-        return torch.cat([self._tower(pixels) for pixels in loader])
+        workers = self.settings.data.num_workers
+        batches = ordered_batches(_Pixels(photos), _TOWER_BATCH, num_workers=workers)
+        return torch.cat([self._tower(pixels) for pixels in batches])
 
     @torch.no_grad()
     def _tower(self, pixels: Tensor) -> Float[Tensor, "photos tokens width"]:

@@ -137,7 +137,7 @@ class MatchConfig(Config):
     """Share of the patches that a text keeps; 1: all."""
     typicality: float = Field(default=-0.5, ge=-1, le=1)
     """Weight of a patch's similarity to the mean patch, beside its similarity to the text (late,
-    open). Below 0 it favours what is unlike the rest of the image; 1, as in LAPS, the background."""
+    open). Below 0 it favours what is unlike the rest; 1, as in LAPS, favours the background."""
     word_weights: bool = False
     """Learn how much every word counts, starting with equal weights (late)."""
     aggr_ratio: float = Field(default=0.4, gt=0, le=1)

@@ -160,8 +160,14 @@ def test_queries_of_the_wrong_kind_are_refused(model, images, texts):
         Searcher(model, images).search(image)
     with pytest.raises(InputError, match="is an index of texts, and the query is a text"):
         Searcher(model, texts).search(model.text_side(["a ball."]))
-    with pytest.raises(InputError, match="got 3 with k=10"):
-        Searcher(model, images).search(model.text_side(["a ball."]), k=10, rerank=3)
+
+
+def test_more_results_than_candidates(model, images):
+    """`k` beyond `rerank` scores k entries exactly; beyond the index, all of it."""
+    searcher, query = Searcher(model, images), model.text_side([QUERIES[0]])
+    same(searcher.search(query, k=10, rerank=3), searcher.search(query, k=10, rerank=10))
+    everything = searcher.search(query, k=COUNT, rerank=None)
+    same(searcher.search(query, k=COUNT + 5, rerank=3), everything)
 
 
 def test_calibration_matches_brute_force(model, images):

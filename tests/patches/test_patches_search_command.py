@@ -1,6 +1,7 @@
 """`eligo patches index` and `search` from the command line, both directions."""
 
 import json
+import shutil
 import signal
 
 import pytest
@@ -53,26 +54,45 @@ def test_indexed_entries(world, capsys):
     assert "skipped: broken.jpg: " in printed.err
 
 
-def test_images_are_checked_before_the_first_is_encoded(world, tmp_path, capsys, monkeypatch):
+def test_interrupted_and_unreadable_folders(world, tmp_path, capsys, monkeypatch):
     command = ["patches", "index", str(world / "images"), "--model", str(world / "model")]
     command += ["--device", "cpu", "--out"]
 
     def interrupted(*_, **__):
         raise Interrupted(signal.SIGTERM)
 
-    monkeypatch.setattr("eligo.patches.index.build_index", interrupted)
-    assert main([*command, str(tmp_path / "one")]) == 143
-    first, second, last = capsys.readouterr().err.splitlines()
-    assert first == "of 15 images some will be skipped, 1 problem:"
-    assert "broken.jpg: cannot be read" in second
-    assert last.startswith("stopped; 0 of 1 shards are kept in ")
-    assert main([*command, str(tmp_path / "two"), "--no_check_data"]) == 143
-    assert "skipped" not in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr("eligo.patches.index.build_index", interrupted)
+        assert main([*command, str(tmp_path / "one")]) == 143
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert (
+        last
+        == f"stopped; what was encoded is kept in {tmp_path / 'one'}, the same command continues"
+    )
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "a.png").write_text("no image")
     command[2] = str(tmp_path / "broken")
     assert main([*command, str(tmp_path / "three")]) == 2
-    assert "none of 1 images can be read" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert "none of 1 images can be read" in printed
+    assert "a.png: cannot be read as an image" in printed
+
+
+def test_added_photos_and_their_speed(world, tmp_path, capsys):
+    shutil.copytree(world / "images", tmp_path / "images")
+    command = ["patches", "index", str(tmp_path / "images"), "--model", str(world / "model")]
+    command += ["--device", "cpu", "--out", str(tmp_path / "index"), "--json"]
+    assert main(command) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert (first["encoded now"], first["gone or changed"]) == (14, 0)
+    assert first["images per second"] > 0
+    for number in range(7):
+        (tmp_path / "images" / f"{number}.jpg").write_text("no image")
+    next((tmp_path / "images").glob("*.png")).rename(tmp_path / "images" / "other.png")
+    assert main(command) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["encoded now"] == 0
+    assert f"and 3 more, listed in {tmp_path / 'index' / 'skipped.jsonl'}" in printed.err
 
 
 def test_images_found_by_text(world, capsys):
@@ -169,7 +189,6 @@ def test_cut_texts_are_logged_once(world, tmp_path, capsys):
         (("by_text",), "expected a query"),
         (("by_text", " "), "is empty"),
         (("by_image", "a ball."), "is an index of texts, and the query is a text"),
-        (("by_text", "a ball.", "--k", "200"), "expected at least k"),
         (("images", "a ball."), "images: is no index"),
         (("images", "a ball."), "eligo patches index {images} --out {images}.index`"),
         (("by_image", "--image", "nowhere.png"), "there is no such image"),

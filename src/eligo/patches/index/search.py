@@ -27,13 +27,12 @@ from eligo.io.reading import read_json, reading
 from eligo.patches.index import stage1
 from eligo.patches.index.build import hash_of
 from eligo.patches.index.entries import image_queries, score_images, score_texts, text_queries
-from eligo.patches.index.store import IndexFolder
+from eligo.patches.index.store import CALIBRATION, IndexFolder
 from eligo.patches.model.baselines import GlobalCosine
 from eligo.patches.model.inputs import Images, Texts
 from eligo.patches.model.retrieval_model import RetrievalModel
 
 RERANK, TOP, TARGET = 128, 10, 0.995
-CALIBRATION_FILE = "stage1.json"
 _ROWS = 512  # entries scored at a time
 
 
@@ -86,10 +85,13 @@ class Searcher:
         self._graph = stage1.open_graph(self.index) if approximate else None
 
     def search(self, query: Texts | Images, *, k: int = 10, rerank: int | None = RERANK) -> Hits:
-        """Return the k best entries, exact among the `rerank` best of stage 1 (None: among all)."""
+        """Return the k best entries, exact among the `rerank` best of stage 1 (None: among all).
+
+        At least k entries are scored exactly.
+        """
         check_count("k", k)
-        if rerank is not None and check_count("rerank", rerank) < k:
-            raise InputError(f"rerank: got {rerank} with k={k}, expected at least k")
+        if rerank is not None:
+            rerank = max(k, check_count("rerank", rerank))
         candidates = self.candidates(query, rerank)
         scores = self.scores(query, candidates.rows)[:, 0]
         return _best(Hits(candidates.rows, scores, candidates.guesses), k)
@@ -138,7 +140,7 @@ class Searcher:
 
     def ids(self, hits: Hits) -> list[dict]:
         """Return the lines of `ids.jsonl` for the hits."""
-        return [self.index.entries[row] for row in hits.rows.tolist()]
+        return [self.index.entry(row) for row in hits.rows.tolist()]
 
 
 def merge_hits(parts: Sequence[Hits], *, k: int = 10, rerank: int | None = RERANK) -> Hits:
@@ -179,12 +181,12 @@ class Calibration:
 
     def save(self, index: IndexFolder) -> None:
         """Write it beside the shards."""
-        write_text(index.folder / CALIBRATION_FILE, json.dumps(asdict(self)) + "\n")
+        write_text(index.folder / CALIBRATION, json.dumps(asdict(self)) + "\n")
 
     @classmethod
     def load(cls, index: IndexFolder) -> "Calibration | None":
         """Return the stored measurement, if there is one."""
-        path = index.folder / CALIBRATION_FILE
+        path = index.folder / CALIBRATION
         if not path.exists():
             return None
         with reading(path, "what `--rerank auto` measured; remove it"):
@@ -218,12 +220,11 @@ def calibrate(
     """
     ranks: list[int] = []
     count = 0
-    rows = torch.arange(len(searcher.index))
     for batch in queries:
-        scores = searcher.scores(batch, rows)  # (entries, queries)
+        scores = searcher.scores(batch, searcher.index.rows)  # (entries, queries)
         for column, first in zip(scores.T, searcher.stage1_queries(batch), strict=True):
-            guesses = [stage1.guesses_of(shard, first) for shard in searcher.index.shards]
-            ranks += ranks_of_best(torch.cat(guesses), column, top)
+            guesses = stage1.exact(searcher.index, searcher.shards, first, None).guesses
+            ranks += ranks_of_best(guesses, column, top)
             count += 1
         if on_done is not None:
             on_done(count)

@@ -63,7 +63,8 @@ class Searcher:
     """An index and the model that it was built with.
 
     A query is an input of `match` with a single element: `model.text_side(["a red ball"])` for an
-    index of images, `model.image_side([picture], dense)` for an index of texts.
+    index of images, `model.image_side([picture], dense)` for an index of texts. An image also finds
+    images: by the cosine of one vector each, in one exact stage.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class Searcher:
         """Return exact scores of entries (ascending rows) with all queries, on the CPU."""
         if not len(rows):
             return torch.zeros(0, 1)
-        if isinstance(self.net, GlobalCosine):
+        if self.is_exact(query):
             queries = self.stage1_queries(query)
             picked = self.index.gather(rows, lambda tensors, inside: tensors["direction"][inside])
             directions = torch.stack([each.direction for each in queries])
@@ -124,19 +125,26 @@ class Searcher:
                 parts.append(score_texts(self.net, self.index, chunk, query))
         return torch.cat(parts).cpu()
 
+    def is_exact(self, query: Texts | Images) -> bool:
+        """Whether stage 1 gives the score itself: there is one vector of each entry."""
+        return isinstance(self.net, GlobalCosine) or self._is_of_images(query)
+
+    def _is_of_images(self, query: Texts | Images) -> bool:
+        return isinstance(query, Images) and self.index.manifest.kind == "images"
+
     def stage1_queries(self, query: Texts | Images) -> list[stage1.Stage1Query]:
         """Return the queries of stage 1, one for each element."""
-        kind, expected, given = self.index.manifest.kind, "texts", "an image"
         if isinstance(query, Texts):
-            expected, given = "images", "a text"
-        if kind != expected:
-            raise InputError(
-                f"{self.index.folder}: is an index of {kind}, and the query is {given}; expected "
-                f"an index of {expected}"
-            )
-        if isinstance(query, Texts):
+            if self.index.manifest.kind == "texts":
+                raise InputError(
+                    f"{self.index.folder}: is an index of texts, and the query is a text; expected "
+                    "an image, or an index of images"
+                )
             return text_queries(self.net, query)
-        return image_queries(self.net, query)
+        queries = image_queries(self.net, query)
+        if self._is_of_images(query):
+            return [stage1.Stage1Query(None, each.direction) for each in queries]
+        return queries
 
     def ids(self, hits: Hits) -> list[dict]:
         """Return the lines of `ids.jsonl` for the hits."""

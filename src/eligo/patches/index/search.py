@@ -112,7 +112,8 @@ class Searcher:
         """Return exact scores of entries (ascending rows) with all queries, on the CPU."""
         if not len(rows):
             return torch.zeros(0, 1)
-        if self.is_exact(query):
+        net = self.net
+        if isinstance(net, GlobalCosine) or self.is_exact(query):
             queries = self.stage1_queries(query)
             picked = self.index.gather(rows, lambda tensors, inside: tensors["direction"][inside])
             directions = torch.stack([each.direction for each in queries])
@@ -120,9 +121,9 @@ class Searcher:
         parts = []
         for chunk in rows.split(_ROWS):
             if isinstance(query, Texts):
-                parts.append(score_images(self.net, self.index, chunk, query))
+                parts.append(score_images(net, self.index, chunk, query))
             else:
-                parts.append(score_texts(self.net, self.index, chunk, query))
+                parts.append(score_texts(net, self.index, chunk, query))
         return torch.cat(parts).cpu()
 
     def is_exact(self, query: Texts | Images) -> bool:

@@ -350,7 +350,7 @@ def test_skipped_photos_are_listed_and_tried_again(model, photos, tmp_path, enco
     built = build(model, photos, tmp_path / "index")
     why = {row["id"]: row["why"] for row in built.skipped}
     assert sorted(why) == ["IMG_1.HEIC", "broken.jpg", "cut.png", "raw.CR2"]
-    assert "pip install pillow-heif" in why["IMG_1.HEIC"]
+    assert "pip install 'eligo[heic]'" in why["IMG_1.HEIC"]
     assert "save it as JPEG" in why["raw.CR2"]
     lines = (tmp_path / "index" / "skipped.jsonl").read_text().splitlines()
     assert [json.loads(line)["id"] for line in lines] == [row["id"] for row in built.skipped]

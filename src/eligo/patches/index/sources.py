@@ -34,7 +34,7 @@ from eligo.train.data import ordered_batches
 _log = logging.getLogger("eligo.patches")
 _BAD_NAME = "its name is not UTF-8; rename the file"
 _NO_DECODER = "this format cannot be read; save it as JPEG"
-_NO_HEIF = "reading HEIC needs the package pillow-heif: pip install pillow-heif"
+_NO_HEIF = "HEIC needs pillow-heif, which is not installed: pip install 'eligo[heic]'"
 
 
 class Loaded(NamedTuple):

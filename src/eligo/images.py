@@ -50,6 +50,7 @@ SIDEWAYS = (5, 6, 7, 8)
 # Processors that scale every image to one size; others may cut a large image into tiles.
 _ONE_SIZE = ("CLIPProcessor", "LlavaProcessor", "PaliGemmaProcessor", "SiglipProcessor")
 _SEPARATE = ("L", "LA", "RGB", "RGBA")  # modes whose conversion to RGB mixes no channels
+_PLAIN = ("BMP", "GIF", "PNG", "TIFF")  # formats that are decoded into the image itself
 _END = 4096  # bytes compared at either end of a file
 _log = logging.getLogger("eligo")
 
@@ -93,6 +94,19 @@ def open_image(path: str | Path, side: int | None = None) -> Image.Image:
         if (factor := shrinking(stored.size, side)) > 1:  # a JPEG decodes to a fraction at once
             stored.draft(stored.mode, (stored.width // factor, stored.height // factor))
         return upright_rgb(stored, side)
+
+
+def decoding_bytes(path: str | Path, side: int | None = None) -> int:
+    """Estimate the memory that `open_image` takes for a file, from its header."""
+    with _opened(path) as stored:
+        pixels = stored.width * stored.height
+        if stored.format in ("JPEG", "MPO"):
+            if stored.info.get("progressive"):  # all coefficients are held at once
+                return 3 * pixels
+            return 4 * pixels // min(8, shrinking(stored.size, side)) ** 2
+        if stored.format in _PLAIN:
+            return pixels * (4 if stored.mode in _SEPARATE else 8)
+        return 16 * pixels  # WebP, HEIC, AVIF: their decoders hold several copies
 
 
 def as_image(source: ImageLike, side: int | None = None) -> Image.Image:

@@ -398,3 +398,30 @@ def test_progress_is_by_photo(model, photos, tmp_path):
     photo(photos / "new.png", 9)
     build(model, photos, tmp_path / "index", on_done=lambda *done: seen.append(done))
     assert seen == [(0, 1), (1, 1)]
+
+
+def test_photos_that_take_too_much_memory_are_skipped(model, photos, tmp_path, monkeypatch):
+    Image.new("RGB", (600, 500)).save(photos / "large.webp")
+    Image.new("RGB", (600, 500)).save(photos / "large.jpg")
+    monkeypatch.setattr("eligo.patches.index.sources._MOST_BYTES", 1 << 20)
+    built = build(model, photos, tmp_path / "index")
+    assert [row["id"] for row in built.skipped] == ["large.webp"]
+    assert "takes 4 MiB of memory, expected at most 1; scale it down" in built.skipped[0]["why"]
+
+
+def test_large_photos_are_decoded_one_at_a_time(model, photos, tmp_path, monkeypatch):
+    """Turns are taken by large photos only."""
+    held = []
+
+    class Turn:
+        def __enter__(self):
+            held.append(True)
+
+        def __exit__(self, *_):
+            held.append(False)
+
+    Image.new("RGB", (600, 500)).save(photos / "large.png")
+    monkeypatch.setattr("eligo.patches.index.sources._LARGE_BYTES", 1 << 20)
+    monkeypatch.setattr("eligo.patches.index.sources.multiprocessing.Lock", Turn)
+    build(model, photos, tmp_path / "index")
+    assert held == [True, False]

@@ -7,10 +7,12 @@ that each also has a stamp: if id and stamp are those of the last run, its conte
 
 import hashlib
 import logging
+import multiprocessing
 import os
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +21,7 @@ from eligo.errors import InputError
 from eligo.images import (
     HEIF,
     SUFFIXES,
+    decoding_bytes,
     image_files,
     more_suffixes,
     open_image,
@@ -55,6 +58,8 @@ class Unreadable(NamedTuple):
 
 Prepare = Callable[[Any], Any]
 """What is done to every picture in the process that decodes it."""
+Turn = AbstractContextManager[Any]
+_LARGE_BYTES, _MOST_BYTES = 1 << 27, 3 << 28  # of memory, to decode a file
 
 
 class Source(ABC):
@@ -175,14 +180,24 @@ class ImageFiles(Source):
         self, places: Sequence[int], batch_size: int, prepare: Prepare, num_workers: int | None
     ) -> Iterator[list[Loaded | Unreadable]]:
         """Decode, prepare and hash files in worker processes (None: one for each free core)."""
-        files = _Files(self, places, prepare)
+        files = _Files(self, places, prepare, multiprocessing.Lock())
         return ordered_batches(files, batch_size, num_workers=num_workers, collate=list)
 
-    def _open(self, place: int, prepare: Prepare | None = None) -> Loaded | Unreadable:
+    def _open(
+        self, place: int, prepare: Prepare | None = None, turn: Turn | None = None
+    ) -> Loaded | Unreadable:
         name, content = self.ids[place], ""
         try:
             content = self.content(place)
-            picture = open_image(self.root / name, self.side)
+            size = decoding_bytes(self.root / name, self.side)
+            if size > _MOST_BYTES:
+                raise InputError(
+                    f"{printable_name(self.root / name)}: decoding it takes {size >> 20} MiB of "
+                    f"memory, expected at most {_MOST_BYTES >> 20}; scale it down, or save it as "
+                    "JPEG"
+                )
+            with turn if turn is not None and size > _LARGE_BYTES else nullcontext():
+                picture = open_image(self.root / name, self.side)
             value = picture if prepare is None else prepare(picture)
         except InputError as error:
             return Unreadable(str(error), content)
@@ -198,12 +213,14 @@ class _Files:
     source: ImageFiles
     places: Sequence[int]
     prepare: Prepare
+    turn: Turn
+    """Held while a large file is decoded, so that all processes together need bounded memory."""
 
     def __len__(self) -> int:
         return len(self.places)
 
     def __getitem__(self, index: int) -> Loaded | Unreadable:
-        return self.source._open(self.places[index], self.prepare)
+        return self.source._open(self.places[index], self.prepare, self.turn)
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,7 @@ def make_lists(width: int, count: int, sample: Callable[[int], Float[Tensor, "so
     )  # fmt: skip
     lists.cp.spherical = True
     lists.cp.min_points_per_centroid = 1  # no warning: there are as many as there are
+    lists.cp.niter = 10
     lists.train(sample(min(count, _SAMPLED * num_lists)).float().numpy())
     lists.nprobe = -(-num_lists // _READ)
     return lists

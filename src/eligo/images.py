@@ -49,7 +49,7 @@ SIDEWAYS = (5, 6, 7, 8)
 """Orientations that swap height and width."""
 # Processors that scale every image to one size; others may cut a large image into tiles.
 _ONE_SIZE = ("CLIPProcessor", "LlavaProcessor", "PaliGemmaProcessor", "SiglipProcessor")
-_SEPARATE = ("L", "LA", "RGB", "RGBA")  # modes whose conversion to RGB mixes no channels
+_SEPARATE = ("L", "RGB")  # modes that may be made smaller before they are converted
 _PLAIN = ("BMP", "GIF", "PNG", "TIFF")  # formats that are decoded into the image itself
 _END = 4096  # bytes compared at either end of a file
 _log = logging.getLogger("eligo")

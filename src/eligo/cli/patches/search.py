@@ -22,7 +22,7 @@ from eligo.cli.patches.flags import open_model
 from eligo.errors import InputError, OutputError
 
 if TYPE_CHECKING:
-    from eligo.patches.index import Calibration, Hits, Searcher
+    from eligo.patches.index import Calibration, Searcher
     from eligo.patches.model.inputs import Images, Texts
     from eligo.patches.model.retrieval_model import RetrievalModel
 
@@ -170,9 +170,12 @@ class _Search:
         best = searcher.search(query, k=count, rerank=None if whole else self.rerank)
         hits = best.first(self.k)
         done = time.perf_counter()
-        entries = len(searcher.index)
+        entries, rows = len(searcher.index), searcher.found(hits)
+        if not one_vector:
+            guesses = hits.guesses.tolist()
+            rows = [r | {"stage 1": round(g, 4)} for r, g in zip(rows, guesses, strict=True)]
         found: dict[str, Any] = {
-            "found": self._rows(hits, with_stage1=not one_vector),
+            "found": rows,
             "entries": entries,
             "scored exactly": entries if whole else min(self.rerank, entries),
             "encoding ms": round(1000 * (encoded - started), 1),
@@ -185,16 +188,6 @@ class _Search:
             candidates = searcher.candidates(query, self.rerank).rows
             found["stage 1 recall of top 10 here"] = best.first(_TOP).share_in(candidates)
         return found
-
-    def _rows(self, hits: "Hits", *, with_stage1: bool) -> list[dict[str, Any]]:
-        rows = zip(
-            self.searcher.ids(hits), hits.scores.tolist(), hits.guesses.tolist(), strict=True
-        )
-        return [
-            {"rank": place, **entry, "score": round(score, 4)}
-            | ({"stage 1": round(guess, 4)} if with_stage1 else {})
-            for place, (entry, score, guess) in enumerate(rows, 1)
-        ]
 
 
 def _print(done: list[dict[str, Any]], search: _Search, note: str, json: bool) -> None:

@@ -148,8 +148,16 @@ class Searcher:
         return queries
 
     def ids(self, hits: Hits) -> list[dict]:
-        """Return the lines of `ids.jsonl` for the hits."""
+        """Return id (and, in an index of texts, text) of the hits."""
         return [self.index.entry(row) for row in hits.rows.tolist()]
+
+    def found(self, hits: Hits) -> list[dict]:
+        """Return the hits as rows of a table: rank, id (and text) and score."""
+        rows = zip(self.ids(hits), hits.scores.tolist(), strict=True)
+        return [
+            {"rank": rank, **entry, "score": round(score, 4)}
+            for rank, (entry, score) in enumerate(rows, 1)
+        ]
 
 
 def merge_hits(parts: Sequence[Hits], *, k: int = 10, rerank: int | None = RERANK) -> Hits:

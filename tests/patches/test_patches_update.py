@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from eligo.cli import main
 from eligo.errors import InputError
 from eligo.patches.index import ImageFiles, IndexFolder, Searcher, TextLines, build_index
 from eligo.patches.index import build as building
@@ -425,3 +426,19 @@ def test_large_photos_are_decoded_one_at_a_time(model, photos, tmp_path, monkeyp
     monkeypatch.setattr("eligo.patches.index.sources.multiprocessing.Lock", Turn)
     build(model, photos, tmp_path / "index")
     assert held == [True, False]
+
+
+def test_workers_of_ray_make_the_same_index(model, photos, tmp_path, capsys):
+    pytest.importorskip("ray")
+    model.save_pretrained(tmp_path / "model")
+    (photos / "1b.png").write_text("no image")
+    command = ["patches", "index", str(photos), "--model", str(tmp_path / "model"), "--json"]
+    command += ["--shard_size", "3", "--batch_size", "2", "--device", "cpu", "--num_workers", "2"]
+    for engine in ("local", "ray"):
+        assert main([*command, "--out", str(tmp_path / engine), "--engine", engine]) == 0
+        assert "images 8/8" in capsys.readouterr().err
+    local, ray = (
+        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
+        for name in ("local", "ray")
+    )
+    assert local == ray

@@ -24,7 +24,7 @@ import torch
 import tyro
 
 from benchmarks.timing import write_results
-from eligo.patches.index import IndexFolder, ScenePictures, Searcher, build_index
+from eligo.patches.index import ScenePictures, Searcher, build_index
 from eligo.patches.index.export import Engine, Query, export_index, query_vectors
 from eligo.patches.model.retrieval_model import RetrievalModel
 from eligo.report.intervals import paired_bootstrap
@@ -87,7 +87,7 @@ def measure(model: RetrievalModel, scenes: int, queries: int, folder: Path) -> d
     searches["exhaustive"], searches["two stages"] = own(None), own(RERANK)
     databases: dict[Engine, Any] = {"lancedb": lancedb_search, "qdrant": qdrant_search}
     for name, open_database in databases.items():
-        export_index(IndexFolder(folder / "index"), name, out=folder / name)
+        export_index(folder / "index", name, out=folder / name)
         find = open_database(folder / name)
         searches[name] = lambda text, find=find: find(query_vectors(model, text))
     texts = captions(scenes)[:queries]

@@ -109,7 +109,7 @@ def test_removed_photos_are_not_exported(world, tmp_path):
     index = tmp_path / "index"
     for count in (9, 5):
         build_index(lambda: models["open"], ScenePictures.first(count, 56), index)
-    export_index(IndexFolder(index), "lancedb", out=tmp_path / "out")
+    export_index(index, "lancedb", out=tmp_path / "out")
     query = query_vectors(models["open"], TEXTS[0])
     assert set(found("lancedb", tmp_path / "out", query)) == {f"test_00000{n}" for n in range(5)}
 

@@ -30,6 +30,5 @@ def run(
         json: Print one JSON document.
     """
     from eligo.patches.index.export import export_index
-    from eligo.patches.index.store import IndexFolder
 
-    print_result(asdict(export_index(IndexFolder(index), to, out=out, url=url)), json)
+    print_result(asdict(export_index(index, to, out=out, url=url)), json)

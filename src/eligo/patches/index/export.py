@@ -77,9 +77,14 @@ def query_vectors(model: RetrievalModel, text: str) -> Query:
 
 
 def export_index(
-    index: IndexFolder, to: Engine, *, out: Path | None = None, url: str | None = None
+    index: IndexFolder | str | Path,
+    to: Engine,
+    *,
+    out: str | Path | None = None,
+    url: str | None = None,
 ) -> Exported:
     """Write the vectors of an index of images to a new folder, or to the Qdrant server at `url`."""
+    index = index if isinstance(index, IndexFolder) else IndexFolder(index)
     if index.manifest.kind != "images":
         raise InputError(f"{index.folder}: is an index of texts; expected an index of images")
     if (out is None) == (url is None) or (url is not None and to != "qdrant"):

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 _WIDER = 16  # entries from FAISS per candidate
 _PER_LIST, _MAX_LISTS = 256, 2048  # vectors in a list of FAISS
 _SAMPLED = 64  # vectors for each centroid
-_READ = 4  # one in so many lists is read
+_READ = 2  # one in so many lists is read
 
 
 class Stage1Query(NamedTuple):
@@ -98,7 +98,7 @@ def open_graph(index: IndexFolder) -> Any:
 def make_lists(width: int, count: int, sample: Callable[[int], Float[Tensor, "some width"]]) -> Any:
     """Return an empty FAISS index for `count` vectors: lists around centroids, in half precision.
 
-    The centroids are those of `sample(number of vectors)`. A search reads a quarter of the lists
+    The centroids are those of `sample(number of vectors)`. A search reads half of the lists
     (docs/patches_scale.md: why not fewer).
     """
     import faiss

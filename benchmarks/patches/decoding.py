@@ -12,6 +12,7 @@ Writes results/decoding.json.
 """
 
 import os
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -60,8 +61,7 @@ def twice(folder: Path) -> None:
 
 
 def once(folder: Path, num_workers: int) -> None:
-    files = ImageFiles.under(folder)
-    files = ImageFiles(files.root, files.ids, files.stamps, side=SIDE)
+    files = replace(ImageFiles.under(folder), side=SIDE)
     prepare = partial(_prepared, SIDE)
     for _ in files.batches(range(len(files.ids)), BATCH // 4, prepare, num_workers):
         pass

@@ -323,6 +323,10 @@ REMOVED: dict[str, dict[str, str]] = {
     },
     "tests": _TESTS["removed"],
     "commands": {
+        "patches index --check_data": (
+            "Unreadable images are skipped and listed as they come: decoding all images twice, to "
+            "know them before, took as long as the rest."
+        ),
         "pixels bench --batch_size": "It is --batch, as in the other modes of this script.",
         "pixels bench --json": "The script always prints and writes JSON.",
         "pixels bench --model": "Speed depends on the size only: --size.",
@@ -352,6 +356,10 @@ CHANGED: dict[str, dict[str, str]] = {
         ),
         "demos bench --suite": "Without a suite, all are run.",
         "demos predict --question": "A folder of queries (--data) may be given instead.",
+        "patches index --num_workers": (
+            "None: as many decoding processes as the cores allow; with Ray still one worker."
+        ),
+        "patches search TEXT": "Several texts may be given; none is an empty list.",
         "pixels bench --device": "One script measures all modes; its default is the CPU.",
         "pixels bench --size": "One script measures all modes; its default size is S.",
         "tokens bench --threads": "The default is that of torch, for any model and machine.",
@@ -382,6 +390,10 @@ CHANGED: dict[str, dict[str, str]] = {
         "eligo.tokens.training.inputs_config:LinesDataConfig num_workers": _WORKERS,
         "eligo.tokens.training.inputs_config:VqaDataConfig num_workers": _WORKERS,
         "eligo.tokens.training.inputs_config:_FilesConfig num_workers": _WORKERS,
+    },
+    "outputs": {
+        "patches index KiB each": "A shard also lists contents and dates of its inputs.",
+        "patches index, texts KiB each": "A shard also lists contents and dates of its inputs.",
     },
     "yamls": {
         f"{name} data.num_workers": _WORKERS

@@ -139,7 +139,7 @@ def test_published_weights_are_imported(tmp_path: Path, wrapped: bool):
     args = [str(path), "--version", "v2", "--out", str(tmp_path / "made")]
     assert main(["shots", "convert", *args]) == 0
     model = PointerSelectorV2.from_pretrained(tmp_path / "made")
-    assert model.config == PointerSelectorV2Config(d_model=16, hidden_dim=8)
+    assert model.config == PointerSelectorV2Config(d_model=16, hidden_dim=8, residual=False)
     query, candidates = torch.randn(3, 16), torch.randn(3, 5, 16)
     found = model.predict(query, candidates, shots=1).selection.scores
     assert torch.allclose(found, foreign(query, candidates), atol=1e-5)

@@ -113,6 +113,9 @@ class PointerConfig(Config):
     """Share of features dropped in training."""
     temperature: float = Field(default=0.1, gt=0)
     """Cosines are divided by it; fixed."""
+    residual: bool = True
+    """Start as the nearest neighbours and learn what to add to their cosine; false: compare
+    learned projections alone, as in the published designs."""
 
 
 class _HeadsConfig(PointerConfig):

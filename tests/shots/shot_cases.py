@@ -34,9 +34,7 @@ CONFIGS = {
     "v1_residual": PointerSelectorV1Config(**SIZES),
     "v1_gate_residual": PointerSelectorV1Config(**SIZES, state="gate"),
     "v2_residual": PointerSelectorV2Config(**SIZES, num_heads=2, attn_dropout=0.0),
-    "v2_gru_residual": PointerSelectorV2Config(
-        **SIZES, num_heads=2, attn_dropout=0.0, state="gru"
-    ),
+    "v2_gru_residual": PointerSelectorV2Config(**SIZES, num_heads=2, attn_dropout=0.0, state="gru"),
     "v3_residual": PointerSelectorV3Config(**SIZES),
 }
 STATIC = [name for name, config in CONFIGS.items() if getattr(config, "state", "") == "none"]

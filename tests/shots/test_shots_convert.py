@@ -22,7 +22,6 @@ from eligo.shots import (
     Pool,
     load_selector,
 )
-from eligo.shots.data.items import as_query
 from eligo.shots.inference.embed import open_embedded
 from eligo.shots.inference.learned_selector import NAMED
 from eligo.shots.model.pretrained import build_model, import_pointer
@@ -192,7 +191,7 @@ def test_published_weights_choose_examples(
     with torch.no_grad():
         logits = foreign(queries.vectors, pool.vectors.expand(len(queries), -1, -1))
     for row in range(len(queries)):
-        logits[row, ~pool.allowed(as_query(queries, row))] = -torch.inf
+        logits[row, ~pool.allowed(queries.query(row))] = -torch.inf
     expected = logits.topk(6)
     for selector in ("made", f"best.pth --model_version {version}"):
         out = Path(f"{selector[:4]}.jsonl")

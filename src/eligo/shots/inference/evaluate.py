@@ -12,7 +12,7 @@ from eligo.report.intervals import paired_bootstrap
 from eligo.shots import metrics
 from eligo.shots.baselines import KNN, Random
 from eligo.shots.config import ShotsHostConfig
-from eligo.shots.data.items import answers_of, as_query
+from eligo.shots.data.items import answers_of
 from eligo.shots.data.query import Query
 from eligo.shots.data.records import Record, encode_record
 from eligo.shots.hosts.generator import HostGenerator
@@ -58,7 +58,7 @@ def answering(
     pool = pipeline.selector.pool
     config = load_config(ShotsHostConfig, None, {**host, **pipeline.prompt})
     scorer, generator = _scorer_and_generator(config, pool, queries)
-    scored = [as_query(queries, row) for row in range(len(queries))][:num_queries]
+    scored = [queries.query(row) for row in range(len(queries))][:num_queries]
     scored = [query for query in scored if _can_be_scored(scorer, query)]
     selectors: dict[str, PoolSelector] = {
         "random": Random().fit([], pool),

@@ -98,7 +98,7 @@ def load_pipeline(
     if encoder is None:
         raise InputError(
             f"encoder: {selector} names none; give the encoder that embedded the examples: words, "
-            "or the folder or hub name of a CLIP or SigLIP model"
+            "or the folder or hub name of a model; or the question's vector"
         )
     config = about.get("sampler") or SamplerConfig(num_candidates=max(1, len(loaded.pool)))
     if num_candidates is not None:

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import PartialState
@@ -17,14 +17,26 @@ from accelerate import PartialState
 from eligo.errors import InputError
 from eligo.io.files import write_text
 from eligo.shots import metrics
-from eligo.shots.config import RecordsConfig, SamplerConfig, SelectorTrainConfig, ShotsTrainConfig
+from eligo.shots.config import (
+    Objective,
+    RecordsConfig,
+    SamplerConfig,
+    SelectorTrainConfig,
+    ShotsTrainConfig,
+)
 from eligo.shots.data.records import Record
 from eligo.shots.inference.embed import open_embedded
 from eligo.shots.inference.learned_selector import LearnedSelector
 from eligo.shots.pool.pool import Pool
 from eligo.shots.pool.sampler import Sampler, shuffled
 from eligo.shots.selector import INNER
-from eligo.shots.teacher.read import LabelledRecords, read_legacy_records, read_meta, read_records
+from eligo.shots.teacher.read import (
+    LabelledRecords,
+    Labels,
+    read_legacy_records,
+    read_meta,
+    read_records,
+)
 from eligo.shots.teacher.shards import DATA, META
 from eligo.shots.training.held_out import HeldOut, compare, ranked
 from eligo.shots.training.task import PointerTask
@@ -195,6 +207,37 @@ def load_records(config: RecordsConfig, num_candidates: int, seed: int) -> Train
         labels=config.labels, on_bad_label=config.on_bad_label,
     )  # fmt: skip
     return TrainingData(pool, labelled, sampler, embed, {"placement": "prepend", "instruction": ""})
+
+
+class Taught(NamedTuple):
+    """Records and the pool that they choose from, in the order of `fit`."""
+
+    records: list[Record]
+    pool: Pool
+
+
+def read_taught(
+    folder: str | Path,
+    embedded: str | Path | None = None,
+    *,
+    objective: Objective | None = None,
+    labels: Labels = "best",
+) -> Taught:
+    """Read a folder of `eligo shots teach`: `LearnedSelector("v1").fit(*read_taught("taught"))`.
+
+    `embedded` is the folder of its examples, if that has moved; `objective` and `labels` as in
+    `eligo shots train`.
+    """
+    config = RecordsConfig(
+        path=Path(folder),
+        embedded=None if embedded is None else Path(embedded),
+        objective=objective,
+        labels=labels,
+    )
+    if not Path(folder).is_dir():
+        raise InputError(f"{folder}: is no folder; expected one that `eligo shots teach` wrote")
+    data = load_records(config, num_candidates=1, seed=0)
+    return Taught(data.labelled.records, data.pool)
 
 
 def find_records(config: RecordsConfig) -> Path:

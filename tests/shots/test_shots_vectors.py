@@ -77,7 +77,9 @@ def save_modules(folder: str, mode: str, *more: str) -> None:
     Path(folder, "modules.json").write_text(json.dumps(modules))
     Path(folder, "1_Pooling").mkdir(exist_ok=True)
     keys: dict = {"word_embedding_dimension": 16}
-    keys |= {f"pooling_mode_{key}": key == mode for key in ("cls_token", "mean_tokens", "lasttoken")}
+    keys |= {
+        f"pooling_mode_{key}": key == mode for key in ("cls_token", "mean_tokens", "lasttoken")
+    }
     Path(folder, "1_Pooling", "config.json").write_text(json.dumps(keys))
 
 

@@ -4,10 +4,11 @@ Its subfolder `selector/` holds the best model with its pool, and `pipeline.json
 is embedded and how its candidates are drawn.
 """
 
+import copy
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ from eligo.shots.inference.embed import open_embedded
 from eligo.shots.inference.learned_selector import LearnedSelector
 from eligo.shots.pool.pool import Pool
 from eligo.shots.pool.sampler import Sampler, shuffled
-from eligo.shots.selector import INNER
+from eligo.shots.selector import INNER, PoolSelector
 from eligo.shots.teacher.read import (
     LabelledRecords,
     Labels,
@@ -38,12 +39,11 @@ from eligo.shots.teacher.read import (
     read_records,
 )
 from eligo.shots.teacher.shards import DATA, META
-from eligo.shots.training.held_out import HeldOut, compare, ranked
-from eligo.shots.training.task import PointerTask
+from eligo.shots.training.held_out import HeldOut, compare, simple_selector
+from eligo.shots.training.task import PointerTask, counted_steps
 from eligo.train import FitResult, fit, load_weights
 
 PIPELINE = "pipeline.json"
-_EVALUATIONS = 20  # of a run that min_steps makes longer
 _FLAT = (
     "the scores hardly tell candidates apart; if it does not rise, train longer or with a larger "
     "--train.lr, or lower --model.temperature"
@@ -80,19 +80,26 @@ def train_selector(config: ShotsTrainConfig, *, resume: bool = False) -> Selecto
     data = load_records(config.data, config.model.K, config.train.seed)
     task = selector_task(config, data)
     assert isinstance(task.config, ShotsTrainConfig)
-    untrained = ranked(task.model, task.validation, data.pool, task.monitor)
-    fitted = fit(task, task.config.train, resume=resume, on_evaluate=_SpreadCheck())
+    untrained = copy.deepcopy(task.model).eval()
+    # The range was published for cosines alone.
+    check = None if task.config.model.residual else _SpreadCheck()
+    fitted = fit(task, task.config.train, resume=resume, on_evaluate=check)
     best_epoch = None if fitted.best_step is None else fitted.best_step / task.steps_per_epoch
     result = SelectorFit(**vars(fitted), best_epoch=best_epoch)
     if not PartialState().is_main_process:
         return result
     load_weights(result.chosen, task.modules)
     model = task.model.cpu().eval()
-    trained = ranked(model, task.validation, data.pool, task.monitor)
-    held_out = compare(trained, untrained, task.validation, data.pool, task.monitor)
+    held_out = compare(model, untrained, task)
+    selector = simple_selector(held_out)
+    if selector is not None:
+        remark = f"{held_out.remark}; the simple selector {held_out.kept} is kept instead"
+        held_out = replace(held_out, remark=remark)
+    else:
+        selector = LearnedSelector.of(model, data.pool)
+    _save_selector(result.folder / INNER, selector.with_pool(data.pool), data, held_out)
     if held_out.remark is not None:
         logger.warning(held_out.remark)
-    _save_selector(result.folder / INNER, LearnedSelector.of(model, data.pool), data, held_out)
     return result
 
 
@@ -113,7 +120,7 @@ def selector_task(config: ShotsTrainConfig, data: TrainingData) -> PointerTask:
     )  # fmt: skip
     changes: dict[str, Any] = {"batch_size": task.batch_size}
     if train.num_epochs is not None:
-        changes |= counted_steps(train, task.steps_per_epoch)
+        changes |= counted_steps(train, train.num_epochs, task.steps_per_epoch)
         _warn_of_unused_steps(train, changes["total_steps"])
     if train.monitor == "ndcg" and task.monitor != "ndcg":
         changes["monitor"] = task.monitor
@@ -156,22 +163,8 @@ def _warn_of_unused_steps(train: SelectorTrainConfig, steps: int) -> None:
         )  # fmt: skip
 
 
-def counted_steps(train: SelectorTrainConfig, steps_per_epoch: int) -> dict[str, Any]:
-    """Return steps, evaluations and patience of a run that is counted in epochs.
-
-    With a few dozen records an epoch is one step, and 20 steps would hardly train the model.
-    """
-    assert train.num_epochs is not None
-    steps, every = train.num_epochs * steps_per_epoch, steps_per_epoch
-    changes: dict[str, Any] = {}
-    if steps < train.min_steps:
-        steps, every = train.min_steps, max(every, train.min_steps // _EVALUATIONS)
-        changes["patience"] = None
-    return {**changes, "total_steps": steps, "evaluate_every": every, "checkpoint_every": every}
-
-
 def _save_selector(
-    folder: Path, selector: LearnedSelector, data: TrainingData, held_out: HeldOut
+    folder: Path, selector: PoolSelector, data: TrainingData, held_out: HeldOut
 ) -> None:
     selector.save_pretrained(folder)
     about = {

@@ -116,6 +116,10 @@ class PoolSelector(ABC):
         columns = zip(*((part.indices, part.scores, part.mask) for part in parts), strict=True)
         return Selection(*(torch.stack(column) for column in columns))
 
+    def picks(self, queries: "Sequence[Query] | Pool", shots: int) -> list[list[str]]:
+        """Return the ids chosen for each of many queries, in order of choice."""
+        return self.pool.picked(self.select(queries, shots))
+
     def _select(
         self,
         query: Query,

@@ -34,6 +34,7 @@ Outcome = Literal["better", "unclear", "no better"]
 Kept = Literal["learned", "knn", "mmr"]
 _NAMES = {"nearest": "the nearest examples", "mmr": "MMR", "untrained": "an untrained one"}
 _BATCH = 256
+_BALANCE = 0.5
 _REMEDY = "teach on more queries, or train longer (--train.min_steps)"
 
 
@@ -68,7 +69,7 @@ def simple_selector(held_out: HeldOut) -> PoolSelector | None:
 def compare(trained: PointerSelector, untrained: PointerSelector, task: PointerTask) -> HeldOut:
     """Compare a trained model with the same one before training, and with simple selectors."""
     held_out, pool = task.validation, task.pool
-    balance = max(LAMBDAS, key=lambda one: _worth_of_mmr(task.training, pool, one).nanmean())
+    balance = _best_balance(task.training, pool)
     picks = {
         "trained": _picks(trained, held_out, pool),
         "untrained": _picks(untrained, held_out, pool),
@@ -129,6 +130,15 @@ def _picks(
         picks = call(model, batch)["predictions"].cpu()
         parts.append(F.pad(picks, (0, steps - picks.shape[1]), value=-1))
     return torch.cat(parts)
+
+
+def _best_balance(records: Sequence[EncodedRecord], pool: Pool) -> float:
+    """Return MMR's best lambda on records, the largest of equals; 0.5 for lists of one."""
+    if max(len(record.labels) for record in records) < 2:
+        return _BALANCE
+    return max(
+        reversed(LAMBDAS), key=lambda one: float(_worth_of_mmr(records, pool, one).nanmean())
+    )
 
 
 def _worth_of_mmr(

@@ -227,7 +227,7 @@ def sides(
 
 
 def run(
-    case: Annotated[Case, tyro.conf.arg(name="")] = Case(),  # noqa: B008 (frozen)
+    case: Annotated[Case, tyro.conf.arg(name="")] = Case(),
     *,
     rounds: Count = 5,
     memory: bool = True,

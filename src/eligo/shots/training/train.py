@@ -18,6 +18,7 @@ from accelerate import PartialState
 from eligo.errors import InputError
 from eligo.io.files import write_text
 from eligo.shots import metrics
+from eligo.shots.baselines import KNN, MMR
 from eligo.shots.config import (
     Objective,
     RecordsConfig,
@@ -28,6 +29,7 @@ from eligo.shots.config import (
 from eligo.shots.data.records import Record
 from eligo.shots.inference.embed import open_embedded
 from eligo.shots.inference.learned_selector import LearnedSelector
+from eligo.shots.model.pointer import PointerSelector
 from eligo.shots.pool.pool import Pool
 from eligo.shots.pool.sampler import Sampler, shuffled
 from eligo.shots.selector import INNER, PoolSelector
@@ -39,7 +41,7 @@ from eligo.shots.teacher.read import (
     read_records,
 )
 from eligo.shots.teacher.shards import DATA, META
-from eligo.shots.training.held_out import HeldOut, compare, simple_selector
+from eligo.shots.training.held_out import HeldOut, compare
 from eligo.shots.training.task import PointerTask, counted_steps
 from eligo.train import FitResult, fit, load_weights
 
@@ -91,16 +93,26 @@ def train_selector(config: ShotsTrainConfig, *, resume: bool = False) -> Selecto
     load_weights(result.chosen, task.modules)
     model = task.model.cpu().eval()
     held_out = compare(model, untrained, task)
-    selector = simple_selector(held_out)
-    if selector is not None:
+    if held_out.kept != "learned":
         remark = f"{held_out.remark}; the simple selector {held_out.kept} is kept instead"
         held_out = replace(held_out, remark=remark)
-    else:
-        selector = LearnedSelector.of(model, data.pool)
-    _save_selector(result.folder / INNER, selector.with_pool(data.pool), data, held_out)
+    selector = _kept(held_out, model, untrained.cpu(), data.pool)
+    _save_selector(result.folder / INNER, selector, data, held_out)
     if held_out.remark is not None:
         logger.warning(held_out.remark)
     return result
+
+
+def _kept(
+    held_out: HeldOut, trained: PointerSelector, untrained: PointerSelector, pool: Pool
+) -> PoolSelector:
+    """Return the learned selector, or the simple one that is no worse."""
+    if held_out.kept == "mmr":
+        return MMR(balance=held_out.balance).with_pool(pool)
+    if held_out.kept == "nearest" and not untrained.config.residual:
+        return KNN().with_pool(pool)
+    # With `residual`, an untrained model picks the nearest examples.
+    return LearnedSelector.of(trained if held_out.kept == "learned" else untrained, pool)
 
 
 def selector_task(config: ShotsTrainConfig, data: TrainingData) -> PointerTask:

@@ -75,7 +75,7 @@ def right_picks(folder: Path) -> float:
     return right / 60
 
 
-def test_default_training_learns_from_200_records(call):
+def test_default_training_learns_from_few_records(call):
     taught(call, 200)
     short, _ = call("train taught --train.min_steps 1 --num_epochs 1 --train.name short")
     fitted, _ = call("train taught")

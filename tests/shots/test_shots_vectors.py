@@ -219,8 +219,8 @@ def test_bad_vectors_are_refused_with_their_id(command):
     np.save("wide.npy", torch.randn(8, 6).numpy())
     err = command("embed --data shots.jsonl --vectors good.npy --query_vectors wide.npy", code=2)
     assert "its queries have vectors (and widths) {'text': 6}, such as 'd0'" in err
-    err = command("embed --data shots.jsonl --vectors good.npy --encoder words", code=2)
-    assert "got --encoder and --vectors, expected one of them" in err
+    err = command("embed --data shots.jsonl --vectors good.npy --encoder bert", code=2)
+    assert "got --encoder bert and --vectors good.npy, expected one of them" in err
     err = command("embed --data shots.jsonl --queries shots.jsonl --vectors good.npy", code=2)
     assert "give --query_vectors FILE" in err
     assert not Path("embedded").exists()

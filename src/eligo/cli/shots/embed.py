@@ -14,7 +14,7 @@ def run(
     images: Path | None = None,
     annotations: Path | None = None,
     query_annotations: Path | None = None,
-    encoder: str | None = None,
+    encoder: str = "words",
     vectors: Path | None = None,
     query_vectors: Path | None = None,
     candidate_text: Literal["question_answer", "question"] = "question_answer",
@@ -32,8 +32,8 @@ def run(
         images: Folder of the images; by default the folder of the lines.
         annotations: Annotations of VQAv2, for --data.
         query_annotations: Annotations of VQAv2, for --queries.
-        encoder: words (counts words, text only; the default), or the folder or hub name of a model:
-            of sentence-transformers, another text model, CLIP or SigLIP.
+        encoder: words (counts words, text only), or the folder or hub name of a model: of
+            sentence-transformers, another text model, CLIP or SigLIP.
         vectors: Instead of an encoder, your own vectors of the examples: .npy (a row for each line
             of --data), .safetensors (the same for each view, or a vector for each id) or .parquet
             (columns id and vector).
@@ -42,13 +42,13 @@ def run(
         device: Where the encoder runs: auto, cpu or cuda.
         json: Print one JSON document.
     """
-    if vectors is not None and encoder is not None:
-        raise InputError("got --encoder and --vectors, expected one of them")
+    if vectors is not None and encoder != "words":
+        raise InputError(f"got --encoder {encoder} and --vectors {vectors}, expected one of them")
     if query_vectors is not None and vectors is None:
         raise InputError("--query_vectors goes with --vectors, the vectors of the examples")
     from eligo.shots.data.items import read_items
     from eligo.shots.inference.embed import embed, embed_given
-    from eligo.shots.inference.encoders import WORDS, open_encoder
+    from eligo.shots.inference.encoders import open_encoder
 
     items = read_items(data, annotations, images)
     query_items = None
@@ -57,10 +57,9 @@ def run(
     if vectors is not None:
         pool, query_pool = embed_given(out, items, query_items, vectors, query_vectors)
     else:
-        name = encoder or WORDS
-        model = open_encoder(name, device)
+        model = open_encoder(encoder, device)
         pool, query_pool = embed(
-            out, items, query_items, model, name=name, candidate_text=candidate_text
+            out, items, query_items, model, name=encoder, candidate_text=candidate_text
         )
     summary = {
         "examples": len(pool),

@@ -109,7 +109,7 @@ class Stages:
 
     @property
     def _sampler(self) -> SamplerConfig:
-        return SamplerConfig(num_candidates=self.config.num_candidates)
+        return SamplerConfig(kind="random", num_candidates=self.config.num_candidates)
 
     def embed(self, split: Split) -> tuple[Pool, Pool]:
         """Write examples and queries of a split to their folder, and return both."""

@@ -109,7 +109,7 @@ def choose(
     }
     selectors = {name: baseline.fit([], world.pool) for name, baseline in baselines.items()}
     selectors |= learned
-    sampler = Sampler(world.pool, SamplerConfig(num_candidates=NUM_CANDIDATES))
+    sampler = Sampler(world.pool, SamplerConfig(kind="random", num_candidates=NUM_CANDIDATES))
     queries = [world.queries.query(row) for row in rows.tolist()]
     names = [sampler.names(query) for query in queries]
     return {

@@ -261,18 +261,19 @@ def _read_modules(folder: Path) -> tuple[Pooling, int | None]:
     ]
     if mode := about.get("pooling_mode"):
         chosen = [mode] if isinstance(mode, str) else list(mode)
-    if len(chosen) != 1 or chosen[0] not in get_args(Pooling):
+    known: dict[str, Pooling] = {mode: mode for mode in get_args(Pooling)}
+    if len(chosen) != 1 or chosen[0] not in known:
         got = ", ".join(map(str, chosen)) or "none"
         raise InputError(
             f"{modules[1][1] / 'config.json'}: got the pooling {got}, expected one of "
-            f"{', '.join(get_args(Pooling))}; embed with sentence-transformers itself, and give "
+            f"{', '.join(known)}; embed with sentence-transformers itself, and give "
             "--vectors FILE"
         )
     settings = folder / "sentence_bert_config.json"
     longest = None
     if settings.is_file():
         longest = read_object(settings, "sentence-transformers").get("max_seq_length")
-    return chosen[0], longest if isinstance(longest, int) else None
+    return known[chosen[0]], longest if isinstance(longest, int) else None
 
 
 def find_backbone(key: str, name: str, *, weights: bool = True) -> Path:

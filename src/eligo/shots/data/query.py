@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from eligo.errors import InputError
 
 ONLY = "embedding"  # name of a single, unnamed view
-Embeddings = Tensor | np.ndarray | Mapping[str, Tensor] | Mapping[str, np.ndarray]
+Embeddings = Tensor | np.ndarray | Mapping[str, Tensor | np.ndarray]
 """Vectors of torch or NumPy, or those of each view."""
 
 
@@ -48,8 +48,8 @@ def as_views(
         if bad.any():
             first = 0 if ndim == 1 else int(bad.nonzero()[0])
             row = "" if ndim == 1 else f" of row {first}"
-            if first < len(ids):
-                row += f" ({ids[first]!r})"
+            if ids:
+                row = f" of {ids[first]!r}, row {first}"
             raise InputError(
                 f"{where}: {name}{row} has norm {norms[bad][0].item()}, expected finite numbers "
                 "that are not all 0; embed it again, or leave it out"

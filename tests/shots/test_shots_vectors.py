@@ -279,5 +279,5 @@ def test_numpy_and_torch_vectors_are_the_same():
     assert picks[0] == picks[1] == picks[2]
     more = pools[1].add(["new"], vectors[:1].numpy())
     assert torch.equal(more.vectors[-1], more.vectors[0])
-    with pytest.raises(InputError, match=r"expected floats .* of torch or NumPy"):
+    with pytest.raises(InputError, match=r"expected a float tensor .* or an array of NumPy"):
         Pool(ids, np.ones((8, 3), dtype=int))

@@ -41,7 +41,7 @@ def as_views(
             got = f"{view.dtype} {tuple(view.shape)}" if isinstance(view, Tensor) else type(view)
             axes = "(items, dim)" if ndim == 2 else "(dim,)"
             raise InputError(
-                f"{where}: got {name} {got}, expected floats {axes}, of torch or NumPy"
+                f"{where}: got {name} {got}, expected a float tensor {axes}, or an array of NumPy"
             )
         norms = torch.linalg.vector_norm(view.detach().float(), dim=-1)
         bad = ~norms.isfinite() | (norms == 0)

@@ -53,6 +53,7 @@ TEMPLATES: tuple[tuple[str, ...], ...] = (
     ("explore", "{explored}", "--out", "{out}"),
     ("explore", "{explored}"),
     ("shots embed", "--data", "{examples}", "--out", "{out}"),
+    ("shots embed", "--data", "{examples}", "--vectors", "{vectors}", "--out", "{out}"),
     ("shots embed", "--data", "{vqa_lines}", "--out", "{out}", "--queries", "{examples}"),
     ("shots embed", "--data", "{questions}", "--annotations", "{annotations}",
      "--images", "{photos}", "--out", "{out}"),

@@ -345,9 +345,17 @@ REMOVED: dict[str, dict[str, str]] = {
             "FastV and PyramidDrop share a function instead of a private base class."
         ),
     },
+    "outputs": {
+        "demos evaluate answers*": "There is a table for each measure, with more selectors.",
+        "demos evaluate ranking.note": "The published range is for the documented form only.",
+        "demos train held_out.metric": "It is the worth of a pick, for lists of any length.",
+    },
 }
 """Per section, old entry -> why it is gone, in one sentence."""
 
+_NEAREST = "Candidates contain what nearest neighbours and MMR take from the whole pool."
+_RATE = "The default of `LearnedSelector.fit`; both learn from few records."
+_RESIDUAL = "Selectors begin as nearest neighbours, among the nearest candidates."
 _WORKERS = "None: as many worker processes as the cores allow. Batches do not depend on them."
 CHANGED: dict[str, dict[str, str]] = {
     "commands": {
@@ -355,6 +363,7 @@ CHANGED: dict[str, dict[str, str]] = {
             "The two speed commands became one, with the default of the recorded results."
         ),
         "demos bench --suite": "Without a suite, all are run.",
+        "demos evaluate --shots": "The numbers of examples are chosen; it was the largest of all.",
         "demos predict --question": "A folder of queries (--data) may be given instead.",
         "patches index --num_workers": (
             "None: as many decoding processes as the cores allow; with Ray still one worker."
@@ -367,6 +376,10 @@ CHANGED: dict[str, dict[str, str]] = {
         "tokens evaluate SOURCE": "A method, or the host alone, can be evaluated too.",
     },
     "configs": {
+        "eligo.demos.data.sampler_config:SamplerConfig kind": _NEAREST,
+        "eligo.demos.teach.config:TeachConfig sampler.kind": _NEAREST,
+        "eligo.demos.pipeline.config:DemosTrainConfig train.lr": _RATE,
+        "eligo.demos.pipeline.config:SelectorTrainConfig lr": _RATE,
         "eligo.demos.pipeline.config:DemosTrainConfig train.name": "It follows the model.",
         "eligo.demos.pipeline.config:SelectorTrainConfig name": "It follows the model.",
         "eligo.train.search_config:SearchConfig trials": (
@@ -395,7 +408,8 @@ CHANGED: dict[str, dict[str, str]] = {
         "patches index KiB each": "A shard also lists contents and dates of its inputs.",
         "patches index, texts KiB each": "A shard also lists contents and dates of its inputs.",
     },
-    "yamls": {
+    "yamls": {f"demos/{name} train.lr": _RATE for name in ("v0", "v1", "v2", "v2_gru", "v3")}
+    | {
         f"{name} data.num_workers": _WORKERS
         for name in (
             "patches/coco_vit224",
@@ -410,6 +424,11 @@ CHANGED: dict[str, dict[str, str]] = {
             "pixels/sun_s",
             "tokens/llava15",
         )
+    },
+    "outputs": {
+        "demos evaluate ranking*": _RESIDUAL,
+        "demos predict *": _RESIDUAL,
+        "demos train *": _RESIDUAL,
     },
 }
 """Per section, old entry -> why its value (a default, a file, an output) is another one now."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 MODULES = [
-    "baselines.mmr",
+    "pool.mmr",
     "compat",
     "data.query",
     "data.text",

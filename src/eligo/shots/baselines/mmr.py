@@ -3,14 +3,12 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
-from eligo import ops
 from eligo.errors import InputError
 from eligo.shots.data.query import Query
 from eligo.shots.data.records import Record
+from eligo.shots.pool.mmr import greedy_mmr
 from eligo.shots.selector import PoolSelector, ScoredPicks
 
 LAMBDAS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -54,29 +52,3 @@ class MMR(PoolSelector):
 
     def _settings(self) -> dict[str, Any]:
         return {"balance": self.balance}
-
-
-def greedy_mmr(
-    relevance: Float[Tensor, " candidates"],
-    vectors: Float[Tensor, "candidates dim"],
-    shots: int,
-    balance: float,
-) -> Int[Tensor, " picks"]:
-    """Pick the most relevant candidate, then greedily by MMR, without a similarity matrix.
-
-    >>> vectors = torch.tensor([[1.0, 0.0], [1.0, 0.01], [0.0, 1.0]])
-    >>> greedy_mmr(torch.tensor([0.9, 0.89, 0.5]), vectors, 2, 0.5)
-    tensor([0, 2])
-    """
-    free = torch.ones_like(relevance, dtype=torch.bool)
-    redundancy = torch.full_like(relevance, -torch.inf)
-    picks: list[Tensor] = []
-    for _ in range(min(shots, len(relevance))):
-        scores = balance * relevance
-        if picks:
-            scores = scores - (1 - balance) * redundancy
-        pick = ops.top_k(scores if picks else relevance, 1, free)
-        picks.append(pick)
-        free = free & ~ops.kept_mask(pick, len(free))
-        redundancy = torch.maximum(redundancy, vectors @ vectors[pick].squeeze(0))
-    return torch.cat(picks) if picks else relevance.new_zeros(0, dtype=torch.int64)

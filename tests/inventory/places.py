@@ -404,10 +404,6 @@ CHANGED: dict[str, dict[str, str]] = {
         "eligo.tokens.training.inputs_config:VqaDataConfig num_workers": _WORKERS,
         "eligo.tokens.training.inputs_config:_FilesConfig num_workers": _WORKERS,
     },
-    "outputs": {
-        "patches index KiB each": "A shard also lists contents and dates of its inputs.",
-        "patches index, texts KiB each": "A shard also lists contents and dates of its inputs.",
-    },
     "yamls": {f"demos/{name} train.lr": _RATE for name in ("v0", "v1", "v2", "v2_gru", "v3")}
     | {
         f"{name} data.num_workers": _WORKERS
@@ -429,6 +425,8 @@ CHANGED: dict[str, dict[str, str]] = {
         "demos evaluate ranking*": _RESIDUAL,
         "demos predict *": _RESIDUAL,
         "demos train *": _RESIDUAL,
+        "patches index KiB each": "A shard also lists contents and dates of its inputs.",
+        "patches index, texts KiB each": "A shard also lists contents and dates of its inputs.",
     },
 }
 """Per section, old entry -> why its value (a default, a file, an output) is another one now."""

@@ -61,6 +61,8 @@ def hash_of(model: RetrievalModel) -> str:
         "image": [image.image_size, *colours],
         "words": [text.max_words, text.max_dense_words],
     }
+    if image.layers != (-1,):
+        settings["layers"] = image.layers
     if text.not_words:
         settings["not_words"] = text.not_words
     if isinstance(image, PooledImageEncoder):

@@ -376,6 +376,7 @@ CHANGED: dict[str, dict[str, str]] = {
         "tokens evaluate SOURCE": "A method, or the host alone, can be evaluated too.",
     },
     "configs": {
+        "eligo.patches.exam.config:ExamConfig arms": "Our score is a variant, too.",
         "eligo.demos.data.sampler_config:SamplerConfig kind": _NEAREST,
         "eligo.demos.teach.config:TeachConfig sampler.kind": _NEAREST,
         "eligo.demos.pipeline.config:DemosTrainConfig train.lr": _RATE,
@@ -420,6 +421,12 @@ CHANGED: dict[str, dict[str, str]] = {
             "pixels/sun_s",
             "tokens/llava15",
         )
+    }
+    | {
+        f"patches/{name} data.validation_images": (
+            "The default of generated scenes leaked into files; all of split val are used."
+        )
+        for name in ("coco_vit224", "f30k_dinov2", "f30k_swin224", "f30k_vit224")
     },
     "outputs": {
         "demos evaluate ranking*": _RESIDUAL,

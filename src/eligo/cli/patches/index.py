@@ -9,6 +9,7 @@ from eligo.cli.flags import Count, Index, OptionalPath
 from eligo.cli.patches.flags import open_model
 from eligo.config.bounds import Bounds
 from eligo.errors import InputError
+from eligo.images import printable_name
 from eligo.io.interrupts import stopped_with
 
 _SHOWN = 5  # skipped files
@@ -91,7 +92,7 @@ def run(
             on_done=lambda done, total: bar.update(done, total=total),
         )
     for row in built.skipped[:_SHOWN]:
-        print_message(f"skipped: {row['id']}: {row['why']}")
+        print_message(f"skipped: {printable_name(row['id'])}: {row['why']}")
     if len(built.skipped) > _SHOWN:
         print_message(f"and {len(built.skipped) - _SHOWN} more, listed in {out / SKIPPED}")
     print_result(

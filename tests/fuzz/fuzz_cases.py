@@ -82,7 +82,7 @@ TEMPLATES: tuple[tuple[str, ...], ...] = (
     ("patches index", "{photos}", "--dense", "{dense}", "--out", "{out}"),
     ("patches index", "{photos}", "--out", "{index}"),
     ("patches search", "{index}", "a red cat"),
-    ("patches search", "{index}", "--queries", "{texts}", "--page", "{out}/page.html"),
+    ("patches search", "{index}", "--queries", "{texts}", "--page", "{out}"),
     ("patches search", "{index}", "--image", "{photo}", "--copy_to", "{out}"),
     ("patches export", "{index}", "--to", "lancedb", "--out", "{out}"),
     ("patches export", "{index}", "--to", "qdrant", "--out", "{out}"),

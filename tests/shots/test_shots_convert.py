@@ -207,7 +207,8 @@ def test_published_weights_choose_examples(
         report = call(
             f"evaluate --selector {selector} --embedded embedded --data embedded --shots 1 --json"
         )
-        assert {row["selector"] for row in report["answers"]} >= {"none", "knn", "learned"}
+        rows = {row["examples"] for row in report["log-probability"]}
+        assert rows >= {"none", "nearest", "selector"}
         same = call(f"evaluate --selector {selector} --data embedded --shots 1 --json")
         assert same == report
     embedded(Path("others"), 12)

@@ -89,8 +89,8 @@ def compare(trained: PointerSelector, untrained: PointerSelector, task: PointerT
         numbers += f"; other picks than untrained for {changed} of {len(held_out)}"
         says = f"on {len(held_out)} held-out {noun} the learned selector is no better than {rival}"
         if outcome == "unclear":
-            says = f"{len(held_out)} held-out {noun} are too few to show that the learned selector"
-            says = f"{says} is better than {rival}"
+            says = f"too few to show that the learned selector is better than {rival}"
+            says = f"{len(held_out)} held-out {noun}: {says}"
         remark = f"{says} (worth of a pick: {numbers}); {_REMEDY}"
     return HeldOut(
         len(held_out), **means, balance=balance, changed=changed, outcome=outcome, kept=keep,

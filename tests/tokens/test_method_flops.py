@@ -24,6 +24,8 @@ VARIANTS = [
     build("tome", rounds=9),
     build("cdpruner", relevance="attention_row"),
     build("cdpruner", relevance="cls_row"),
+    build("dart", word_pivots=0),
+    build("holov", crops=5),
 ]
 
 

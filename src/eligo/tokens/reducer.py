@@ -41,6 +41,9 @@ class ReducerContext:
     """Number of tokens merged into each; None: one each."""
     question: Float[Tensor, "images words question_width"] | None = None
     """Prompt text: input embeddings (before) or states at the layer's input (inside)."""
+    projected: Float[Tensor, "images tokens question_width"] | None = None
+    """Tokens before the language model in the space of the question; None inside it, where
+    features already are. Given if the question is read."""
     question_mask: Bool[Tensor, "images words"] | None = None
     """True for real words; None: all are."""
     attention_row: TokenValues | None = None

@@ -130,13 +130,16 @@ class ContextBuilder:
     ) -> ReducerContext:
         """Return tower features, with input embeddings of the words as the question."""
         question = prompt.question(words) if "question" in reducer.needs else (None, None)
-        rows = capture.cls_row
+        rows, projected = capture.cls_row, None
+        if "question" in reducer.needs:
+            projected = prompt.stack(capture.projected).to(words.device)
         return ReducerContext(
             features=prompt.stack(capture.features).to(words.device),
             mask=prompt.columns >= 0,
             positions=positions,
             grid=prompt.grid,
             question=question[0],
+            projected=projected,
             question_mask=question[1],
             cls_row=None if rows is None else prompt.stack(rows).to(words.device),
             scene=self._scene_of(prompt, positions),

@@ -31,6 +31,7 @@ VARIANTS = [
     build("sparsevlm", scale=0),
     build("dart", pivots=2, word_pivots=0),
     build("dart", pivots=20, word_pivots=1),
+    build("hiprune", object_ratio=1),
     build("vispruner", important_ratio=0),
     build("vispruner", important_ratio=1),
     build("holov", crops=1),
@@ -143,6 +144,7 @@ def test_half_precision_and_repetition(method: Method):
     assert context.attention_row is not None
     assert context.question_rows is not None
     assert context.cls_row is not None
+    assert context.object_row is not None
     half = ReducerContext(
         features,
         context.mask,
@@ -153,6 +155,7 @@ def test_half_precision_and_repetition(method: Method):
         attention_row=context.attention_row.bfloat16(),
         question_rows=context.question_rows.bfloat16(),
         cls_row=context.cls_row.bfloat16(),
+        object_row=context.object_row.bfloat16(),
         scene=context.scene,
     )
     budget = torch.tensor([4, 2, 5], dtype=torch.int32)
@@ -169,7 +172,7 @@ def test_half_precision_and_repetition(method: Method):
 
 
 ORDERLESS = ("random", "fastv", "pyramiddrop", "divprune", "cdpruner", "sparsevlm", "dart", "mmtok",
-             "mmr", "vispruner")  # fmt: skip
+             "mmr", "vispruner", "hiprune")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ORDERLESS)
@@ -178,7 +181,7 @@ def test_selection_is_independent_of_token_order(name: str):
     method = build(name)
     kept = method.select(context, torch.tensor([5])).indices
     order = torch.randperm(12)
-    per_token = ("features", "mask", "positions", "attention_row", "cls_row", "scene")
+    per_token = ("features", "mask", "positions", "attention_row", "cls_row", "object_row", "scene")
     moved = {
         key: value[:, order] if key in per_token else value for key, value in vars(context).items()
     }

@@ -36,6 +36,7 @@ class Row(NamedTuple):
     cls: list[float]
     scene: list[bool]
     projected: np.ndarray | None
+    objects: list[float]
 
 
 def row_of(context: ReducerContext, row: int) -> Row:
@@ -49,6 +50,7 @@ def row_of(context: ReducerContext, row: int) -> Row:
     assert context.attention_row is not None
     assert context.question_rows is not None
     assert context.cls_row is not None
+    assert context.object_row is not None
     assert context.scene is not None
     return Row(
         context.features[row][real].double().numpy(),
@@ -62,6 +64,7 @@ def row_of(context: ReducerContext, row: int) -> Row:
         context.cls_row[row][real].tolist(),
         context.scene[row][real].tolist(),
         None if context.projected is None else context.projected[row][real].double().numpy(),
+        context.object_row[row][real].tolist(),
     )
 
 
@@ -243,6 +246,18 @@ def slow_dart(row: Row, k: int, pivots: int, word_pivots: int) -> Answer:
     return picked, None
 
 
+def slow_hiprune(row: Row, k: int, object_ratio: float) -> Answer:
+    anchors = best(row.objects, math.floor(k * object_ratio / 5 + 0.5))
+    near = [
+        i
+        for i, place in enumerate(row.places)
+        if i not in anchors and any(math.dist(place, row.places[a]) == 1 for a in anchors)
+    ]
+    picked = anchors + best(row.objects, k - len(anchors), near)
+    rest = [i for i in range(len(row.x)) if i not in picked]
+    return picked + best(row.cls, k - len(picked), rest), None
+
+
 def slow_vispruner(row: Row, k: int, important_ratio: float) -> Answer:
     important = best(row.cls, math.floor(k * important_ratio))
     rest = best(row.cls, len(row.x), [i for i in range(len(row.x)) if i not in important])
@@ -350,6 +365,8 @@ CASES: list[tuple[str, Callable[..., Answer], dict]] = [
     ("dart", slow_dart, {"pivots": 4, "word_pivots": 4}),
     ("dart", slow_dart, {"pivots": 2, "word_pivots": 1}),
     ("dart", slow_dart, {"pivots": 3, "word_pivots": 0}),
+    ("hiprune", slow_hiprune, {"object_ratio": 0.1}),
+    ("hiprune", slow_hiprune, {"object_ratio": 1.0}),
     ("vispruner", slow_vispruner, {"important_ratio": 0.5}),
     ("vispruner", slow_vispruner, {"important_ratio": 0.1}),
     ("holov", slow_holov, {"crops": 16, "variance_weight": 0.09}),

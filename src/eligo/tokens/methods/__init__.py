@@ -15,6 +15,7 @@ from eligo.tokens.methods.dart import DART
 from eligo.tokens.methods.divprune import DivPrune
 from eligo.tokens.methods.fastv import FastV
 from eligo.tokens.methods.grid import GridPooling, UniformGrid
+from eligo.tokens.methods.hiprune import HiPrune
 from eligo.tokens.methods.holov import HoloV
 from eligo.tokens.methods.keep_all import KeepAll
 from eligo.tokens.methods.mmr import MMR
@@ -32,16 +33,16 @@ from eligo.train.rng import mix
 METHODS: Mapping[str, type[Method]] = MappingProxyType({
     "none": KeepAll, "random": RandomTokens, "uniform": UniformGrid, "pool": GridPooling,
     "tome": ToMe, "fastv": FastV, "pyramiddrop": PyramidDrop, "visionzip": VisionZip,
-    "vispruner": VisPruner, "holov": HoloV, "prumerge": PruMerge, "divprune": DivPrune,
-    "dart": DART, "mmtok": MMTok, "cdpruner": CDPruner, "mmr": MMR, "sparsevlm": SparseVLM,
-    "oracle": Oracle,
+    "hiprune": HiPrune, "vispruner": VisPruner, "holov": HoloV, "prumerge": PruMerge,
+    "divprune": DivPrune, "dart": DART, "mmtok": MMTok, "cdpruner": CDPruner, "mmr": MMR,
+    "sparsevlm": SparseVLM, "oracle": Oracle,
 })  # fmt: skip
 """In the order in which tables show them."""
 
 __all__ = [
-    "DART", "METHODS", "MMR", "CDPruner", "DivPrune", "FastV", "GridPooling", "HoloV", "KeepAll",
-    "MMTok", "Method", "Oracle", "PruMerge", "PyramidDrop", "RandomTokens", "SparseVLM", "ToMe",
-    "UniformGrid", "VisPruner", "VisionZip", "build", "proposals", "read_method",
+    "DART", "METHODS", "MMR", "CDPruner", "DivPrune", "FastV", "GridPooling", "HiPrune", "HoloV",
+    "KeepAll", "MMTok", "Method", "Oracle", "PruMerge", "PyramidDrop", "RandomTokens", "SparseVLM",
+    "ToMe", "UniformGrid", "VisPruner", "VisionZip", "build", "proposals", "read_method",
 ]  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Attention rows, scenes for the oracle, and plans on disk."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 from eligo import tokens
 from eligo.errors import InputError
 from eligo.tokens.hooks.pruning import pruning
+from eligo.tokens.methods import METHODS, build
 from eligo.tokens.model.layer_pruners import LayerPruners, PrunersShape
 from eligo.tokens.model.token_merger import MergerShape, TokenMerger
 from eligo.tokens.plan import Cut, Plan, Stage1
@@ -187,6 +189,29 @@ def test_attention_row_of_a_tower_with_windows() -> None:
     found = reducer.seen[0].cls_row
     assert found is not None
     assert torch.allclose(torch.cat([found[0, :24], found[1, :8]]), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_method_runs_in_every_host(family: str) -> None:
+    """Before the language model and inside it, where it can; a prompt alone keeps the same."""
+    host = shared(family)
+    batch = host.batch([[3, IMAGE, 5], [2, IMAGE, 6]])
+    for name in METHODS.keys() - {"none", "oracle"}:
+        method = build(name)
+        options = [method, method.replace(dict(method.before))] if method.before else [method]
+        for reducer, where in itertools.product(options, ("before", "inside")):
+            if where not in reducer.where:
+                continue
+            plan = (
+                Plan(Stage1(reducer, 4)) if where == "before" else Plan(cuts=[Cut(1, reducer, 4)])
+            )
+            kept = []
+            for inputs in (batch, host.batch([[3, IMAGE, 5]])):
+                with pruning(host.model, plan) as trace, torch.no_grad():
+                    host.model(**inputs, use_cache=False)
+                kept.append(trace.stages[0].selection.indices.tolist())
+            assert [len(row) for row in kept[0]] == [4, 4], (name, where)
+            assert kept[0][0] == kept[1][0], (name, where)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -102,8 +102,9 @@ class OneVector(LateInteraction):
 class RandomLate(LateInteraction):
     """Keeps random patches, new ones in every call."""
 
-    def select(self, images: Images, directions: Any) -> Any:
+    def select(self, images: Images, units: Any, directions: Any) -> Any:
         """Return random scores and the patches that they keep."""
+        del units
         shape = len(images.patches), len(directions), images.patches.shape[1]
         score = torch.rand(shape, device=images.patches.device)
         kept = max(1, round(self.sparse_ratio * shape[2]))

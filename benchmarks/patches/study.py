@@ -44,11 +44,11 @@ from eligo.train.progress import ProgressBar
 RESULT = "result.json"
 _CONFIG = Path(__file__).with_name("study.yaml")
 Variant = Literal[
-    "global", "filip", "laps", "open", "open_dense", "paper",
+    "global", "filip", "open", "relevant", "open_dense", "paper",
     "ratio_0.25", "ratio_0.75", "ratio_1.0",
 ]  # fmt: skip
-"""Global vectors; FILIP; LAPS (ratio 0.5); the same network with our score, also with dense text;
-SEPS; our score at other ratios."""
+"""Global vectors; FILIP; LAPS (ratio 0.5), the same network with our score and free heads, LAPS
+with dense text; SEPS; LAPS at other ratios."""
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 Report = Callable[[int, str], None]
 
@@ -111,9 +111,10 @@ class StudyConfig(Config):
             "model.encoders.backbone_lr": self.backbone_lr,
         }
         name = variant
-        if variant == "laps":
+        if variant == "relevant":
             name = "open"
-            changes["model.match.typicality"] = 1.0
+            default = PatchesTrainConfig().model.match.typicality
+            changes |= {"model.match.typicality": default, "centre_heads": False}
         if variant.startswith("ratio_"):
             name = "open"
             changes["model.match.sparse_ratio"] = float(variant.removeprefix("ratio_"))

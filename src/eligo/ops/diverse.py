@@ -116,9 +116,10 @@ def greedy_mmr(
     """
     num_candidates = relevance.shape[-1]
     width = budget_width("greedy_mmr", k, width, num_candidates)
+    relevance, vectors = relevance.detach().float(), vectors.detach().float()
+    if mask is not None:
+        vectors = vectors.masked_fill(~mask.unsqueeze(-1), 0.0)
     mask = full_mask(relevance, mask)
-    relevance = relevance.detach().float()
-    vectors = vectors.detach().float().masked_fill(~mask.unsqueeze(-1), 0.0)
     free, scores, picks = mask, relevance, []
     redundancy = torch.full_like(relevance, -torch.inf)
     for step in range(min(width, num_candidates)):

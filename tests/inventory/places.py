@@ -382,6 +382,7 @@ CHANGED: dict[str, dict[str, str]] = {
         "eligo.demos.pipeline.config:DemosTrainConfig train.lr": _RATE,
         "eligo.demos.pipeline.config:SelectorTrainConfig lr": _RATE,
         "eligo.demos.pipeline.config:DemosTrainConfig train.name": "It follows the model.",
+        "eligo.tokens.measure.exam_config:ExamConfig rivals": "It is all methods: new ones too.",
         "eligo.demos.pipeline.config:SelectorTrainConfig name": "It follows the model.",
         "eligo.train.search_config:SearchConfig trials": (
             "It is still 20, unless the space has only lists: then each combination is tried once."

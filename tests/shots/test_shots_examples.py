@@ -7,7 +7,7 @@ import pytest
 import torch
 
 MODULES = [
-    "pool.mmr",
+    "baselines.mmr",
     "compat",
     "data.query",
     "data.text",

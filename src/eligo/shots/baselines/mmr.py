@@ -5,10 +5,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from eligo import ops
 from eligo.errors import InputError
 from eligo.shots.data.query import Query
 from eligo.shots.data.records import Record
-from eligo.shots.pool.mmr import greedy_mmr
 from eligo.shots.selector import PoolSelector, ScoredPicks
 
 LAMBDAS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -18,6 +18,9 @@ class MMR(PoolSelector):
     """Similar to the query, unlike each other: `l cos(q, c) - (1 - l) max_{s picked} cos(c, s)`.
 
     `balance` is lambda; with None, `fit` takes the one whose picks agree best with the records.
+
+    >>> MMR(balance=0.5).kind
+    'mmr'
     """
 
     kind: ClassVar[str] = "mmr"
@@ -48,7 +51,8 @@ class MMR(PoolSelector):
         assert self.balance is not None
         vectors = self.pool.vectors[rows]
         relevance = vectors @ query.vector
-        return ScoredPicks(greedy_mmr(relevance, vectors, shots, self.balance), relevance)
+        picks = ops.greedy_mmr(relevance, vectors, min(shots, len(rows)), self.balance)
+        return ScoredPicks(picks, relevance)
 
     def _settings(self) -> dict[str, Any]:
         return {"balance": self.balance}

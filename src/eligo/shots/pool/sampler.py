@@ -18,7 +18,6 @@ from eligo import ops
 from eligo.errors import InputError
 from eligo.shots.config import SamplerConfig
 from eligo.shots.data.query import Query
-from eligo.shots.pool.mmr import greedy_mmr
 from eligo.shots.pool.pool import Pool
 from eligo.train.rng import mix
 
@@ -92,7 +91,7 @@ class Sampler:
         size, left = self.config.num_candidates, allowed.nonzero().flatten()
         vectors = self.pool.vectors[left]
         cosines = vectors @ query.vector
-        diverse = greedy_mmr(cosines, vectors, size // 4, _BALANCE)
+        diverse = ops.greedy_mmr(cosines, vectors, min(size // 4, len(left)), _BALANCE)
         nearest = ops.top_k(cosines, min(size, len(cosines)))
         chosen = dict.fromkeys([*diverse.tolist(), *nearest.tolist()])
         return left[list(chosen)[:size]]

@@ -16,6 +16,7 @@ class Qwen25VL(Host):
     projector_name = None
     tower_name = "visual"
     mrope = True
+    object_depth = 1 / 2
     image_inputs = ("pixel_values", "image_grid_thw")
 
     @property
@@ -24,9 +25,9 @@ class Qwen25VL(Host):
         return self.text_width
 
     @property
-    def tower_attention(self) -> nn.Module:
-        """The attention of the last block, which is global in the released models."""
-        return self.tower.blocks[-1].attn
+    def tower_layers(self) -> nn.ModuleList:
+        """Blocks; attention is global in the last and the middle one of the released models."""
+        return self.tower.blocks
 
     def hooks(self) -> list[Any]:
         """Hook the tower, whose output is already projected."""
@@ -40,9 +41,9 @@ class Qwen25VL(Host):
         grids = [(t * h // merge, w // merge) for t, h, w in grid.tolist()]
         lengths = [rows * columns for rows, columns in grids]
         features = output.pooler_output.split(lengths)
-        rows = self._take_rows()
-        cls_row = None if rows is None else self._unwindow(rows, grid).split(lengths)
-        self.capture = Capture(features, features, grids, cls_row)
+        taken = self._take_rows().items()
+        rows = {need: self._unwindow(values, grid).split(lengths) for need, values in taken}
+        self.capture = Capture(features, features, grids, **rows)
 
     def _unwindow(self, rows: Tensor, grid: Tensor) -> Tensor:
         """Average the patches of each token, and undo the tower's window order."""

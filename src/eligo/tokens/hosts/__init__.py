@@ -7,17 +7,23 @@ from torch import nn
 
 from eligo.errors import InputError
 from eligo.tokens.hosts.base import Capture, Host
+from eligo.tokens.hosts.glm4v import Glm4V
+from eligo.tokens.hosts.idefics3 import Idefics3
 from eligo.tokens.hosts.internvl import InternVL
 from eligo.tokens.hosts.llava import Llava
 from eligo.tokens.hosts.paligemma import PaliGemma
 from eligo.tokens.hosts.qwen2_5_vl import Qwen25VL
+from eligo.tokens.hosts.qwen2_vl import Qwen2VL
 from eligo.tokens.hosts.smolvlm import SmolVLM
 
 __all__ = ["Capture", "Host", "host_of", "unwrap"]
 
 _FAMILIES: dict[str, type[Host]] = {
     "llava": Llava,
+    "qwen2_vl": Qwen2VL,
     "qwen2_5_vl": Qwen25VL,
+    "glm4v": Glm4V,
+    "idefics3": Idefics3,
     "smolvlm": SmolVLM,
     "internvl": InternVL,
     "paligemma": PaliGemma,

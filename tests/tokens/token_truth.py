@@ -154,10 +154,14 @@ def truth(
             if plan.positions == "reindex":
                 positions = _closed(_positions(host, ids, prompt), visible)
         shown = torch.ones(length, length, dtype=torch.bool).tril()
-        if (window := _window(text.config, index)) is not None:
-            shown = shown.triu(1 - window)  # in columns of the full prompt
+        window = _window(text.config, index) or length
+        near = torch.ones_like(shown).triu(1 - window)  # in columns of the full prompt
+        if host.family != "gemma3":  # its images have windows too
+            shown &= near
         for block in _blocks(host, vision, prompt_length):
             shown[block[:, None] & block] = True
+        if host.family == "gemma3":
+            shown &= near
         shown = shown & visible[None, :] | torch.eye(length, dtype=torch.bool)
         mask = torch.where(shown, bias[None, :], torch.finfo(torch.float32).min)[None, None]
         states.append(hidden[0])
@@ -190,7 +194,7 @@ def _projector(host: TinyHost) -> Any:
 def _encode(
     host: TinyHost, prompt: dict[str, Any]
 ) -> tuple[list[Tensor], list[Tensor], list[tuple[int, int]], list[list[Tensor]]]:
-    """Raw and projected features per grid, the grids, and rows that early layers add (DeepStack)."""
+    """Raw and projected features of each grid, the grids, and what DeepStack adds later."""
     core, pixels = host.model.model, prompt["pixel_values"]
     if not host.projects_before:
         caught = []

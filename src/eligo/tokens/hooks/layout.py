@@ -217,6 +217,24 @@ def later_mask(
     return add_bias(mask, F.pad(bias.to(mask.device), (0, later))[:, None, None], like)
 
 
+def window_mask(
+    columns: Int[Tensor, "batch keys"],
+    num_queries: int,
+    window: int | None,
+    key_mask: Shaped[Tensor, "batch keys"] | None,
+) -> Bool[Tensor, "batch 1 queries keys"]:
+    """Return the mask of the last queries over all keys, by their columns in the full prompt.
+
+    A window counts columns of the full prompt, also dropped ones. -1 pads.
+    """
+    keys = columns[:, None, None]
+    queries = keys[..., -num_queries:].transpose(-1, -2)
+    visible = (keys <= queries) & (keys >= 0)
+    if window is not None:
+        visible = visible & (queries - keys < window)
+    return visible if key_mask is None else visible & key_mask.bool()[:, None, None]
+
+
 def causal_mask(num_queries: int, num_keys: int, device: torch.device) -> Bool[Tensor, "1 1 _ _"]:
     """Return a causal mask whose last query sees all keys."""
     mask = torch.ones((num_queries, num_keys), dtype=torch.bool, device=device)

@@ -69,7 +69,10 @@ class PrefillPatcher:
         changed["attention_mask"] = self._kept_mask(mask, scan, state, kwargs)
         if kwargs.get("token_type_ids") is not None:
             changed["token_type_ids"] = take(kwargs["token_type_ids"], state.kept)
-        return ForwardPass(state, is_prompt=True), {**kwargs, **changed}
+        forward = ForwardPass(state, is_prompt=True, key_mask=changed["attention_mask"])
+        if host.has_windows:
+            forward.prompt_masks = host.prompt_masks(kwargs)
+        return forward, {**kwargs, **changed}
 
     def _encode(self, kwargs: Kwargs) -> Capture:
         if kwargs.get("pixel_values") is not None:
@@ -224,7 +227,9 @@ class PrefillPatcher:
         elif state.base.ragged:
             mask = F.pad((kept >= 0).long(), (0, cached + new), value=1)
         changed["attention_mask"] = mask
-        forward = ForwardPass(state, is_prompt=False, later=cached + new, times=times)
+        forward = ForwardPass(
+            state, is_prompt=False, later=cached + new, times=times, key_mask=mask
+        )
         return forward, {**kwargs, **changed}
 
     def _num_new(self, state: PromptState, cached: int, num_given: int, kwargs: Kwargs) -> int:

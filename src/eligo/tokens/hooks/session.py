@@ -8,6 +8,7 @@ import inspect
 import threading
 from collections.abc import Callable, Mapping, Set
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,7 +23,9 @@ from eligo.tokens.hooks.context import (
     Kwargs,
     MergedTokens,
     PromptState,
+    columns_of,
 )
+from eligo.tokens.hooks.layout import Layout, later_mask, prompt_mask, window_mask
 from eligo.tokens.hooks.model_hooks import (
     Args,
     Call,
@@ -123,6 +126,45 @@ class PruningSession:
         """Whether a prompt was written to a cache in this session."""
         return cache in self._states
 
+    def layer_mask(
+        self, layer: int, forward: ForwardPass, layout: Layout, like: Tensor, kwargs: Kwargs
+    ) -> Tensor | None:
+        """Return the mask of a layer that sees `layout`.
+
+        With sliding windows, the host's masks of what is left are of no use: they count the
+        columns that are left, and those in the cache of one layer of each kind.
+        """
+        state, mask, flat = forward.state, kwargs.get("attention_mask"), self.host.is_flash
+        if forward.is_prompt:
+            if self.host.has_windows:
+                mask = forward.prompt_masks[layer]
+                layout = replace(layout, index=columns_of(state, layout))
+            return prompt_mask(mask, layout, like, flat=flat)
+        if self.host.has_windows:
+            mask = self._later_window_mask(self.host.windows[layer], forward, like)
+        length, num_queries = state.base.width, like.shape[1]
+        mask = later_mask(mask, layout, length, forward.later, like, flat=flat)
+        cache = kwargs.get("past_key_values")
+        window = None if cache is None else getattr(cache.layers[layer], "sliding_window", None)
+        if mask is None or window is None:
+            return mask
+        # The cache still has all keys of the window: fewer tokens reach further back.
+        return mask[..., -(window - 1 + num_queries) :]
+
+    def _later_window_mask(self, window: int | None, forward: ForwardPass, like: Tensor) -> Tensor:
+        """Return the mask of later tokens over the columns of layer 0 and all later ones."""
+        if window not in forward.window_masks:
+            kept, length = forward.state.kept, forward.state.length
+            kept = kept.repeat_interleave(forward.times, 0)
+            later = torch.arange(length, length + forward.later, device=kept.device)
+            columns = torch.cat([kept, later.expand(len(kept), -1)], -1)
+            mask = window_mask(columns, like.shape[1], window, forward.key_mask)
+            if self.host.attention == "eager":
+                lowest = torch.finfo(like.dtype).min
+                mask = torch.zeros_like(mask, dtype=like.dtype).masked_fill(~mask, lowest)
+            forward.window_masks[window] = mask
+        return forward.window_masks[window].to(like.device)
+
     def is_checkpointed(self) -> bool:
         """Whether layers run again in backward."""
         return any(getattr(layer, "gradient_checkpointing", False) for layer in self.host.layers)
@@ -151,9 +193,13 @@ class PruningSession:
                 "may differ in length"
             )
         if cache is not None and any(getattr(cache, "is_sliding", [])):
-            raise InputError(
-                "pruning: got a cache with sliding-window layers; expected full attention in all"
-            )
+            sizes = [getattr(layer, "sliding_window", None) for layer in cache.layers]
+            pairs = zip(sizes, self.host.windows, strict=False)
+            if any(size not in (None, window) for size, window in pairs):
+                raise InputError(
+                    f"pruning: got a cache with sliding-window layers of sizes {sizes}; expected "
+                    f"those of the model, {self.host.windows}, or a cache without windows"
+                )
         keep = kwargs.get("logits_to_keep", 0)
         if isinstance(keep, Tensor):
             raise InputError(

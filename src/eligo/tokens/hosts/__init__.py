@@ -7,6 +7,7 @@ from torch import nn
 
 from eligo.errors import InputError
 from eligo.tokens.hosts.base import Capture, Host
+from eligo.tokens.hosts.gemma3 import Gemma3
 from eligo.tokens.hosts.glm4v import Glm4V
 from eligo.tokens.hosts.idefics3 import Idefics3
 from eligo.tokens.hosts.internvl import InternVL
@@ -27,6 +28,7 @@ _FAMILIES: dict[str, type[Host]] = {
     "smolvlm": SmolVLM,
     "internvl": InternVL,
     "paligemma": PaliGemma,
+    "gemma3": Gemma3,
 }
 
 

@@ -15,14 +15,10 @@ class Qwen2VL(Host):
 
     family = "Qwen2-VL"
     projector_name = None
+    reduces_projected = True
     tower_name = "visual"
     mrope = True
     image_inputs = ("pixel_values", "image_grid_thw")
-
-    @property
-    def feature_width(self) -> int:
-        """Width of the tower's output."""
-        return self.text_width
 
     @property
     def tower_attention(self) -> nn.Module:

@@ -18,18 +18,7 @@ from transformers import LlavaForConditionalGeneration
 
 IMAGE = "image"
 """A segment of a row of `batch`: an image. A number is so many words."""
-FAMILIES = (
-    "llava",
-    "qwen",
-    "smolvlm",
-    "internvl",
-    "paligemma",
-    "qwen2_vl",
-    "glm4v",
-    "idefics3",
-    "gemma3",
-    "paligemma2",
-)
+FAMILIES = tuple(BUILDERS)
 STYLES = {
     "grid": ("qwen", "qwen2_vl", "glm4v", "qwen3_vl"),
     "nested": ("smolvlm", "idefics3"),

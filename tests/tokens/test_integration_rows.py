@@ -145,7 +145,7 @@ def test_attention_row_of_the_tower(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", STYLES["grid"])
-def test_attention_row_of_a_tower_with_grids(family: str) -> None:
+def test_attention_row_of_a_tower_with_windows(family: str) -> None:
     """Against attention recomputed from the last block's input, patch by patch."""
     host, reducer = shared(family), ByContent(needs=("cls_row",))
     inputs = host.batch([[3, (4, 6), 5], [2, (2, 4), 6]])
@@ -187,6 +187,50 @@ def test_attention_row_of_a_tower_with_grids(family: str) -> None:
     found = reducer.seen[0].cls_row
     assert found is not None
     assert torch.allclose(torch.cat([found[0, :24], found[1, :8]]), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", STYLES["tiles"])
+def test_attention_row_of_tiles(family: str) -> None:
+    """Tiles are stitched, and newlines get nothing."""
+    eager = shared(family, "eager")
+    inputs = eager.batch([[3, IMAGE, 5], [2, IMAGE, 6]])
+    tower = eager.model.model.vision_tower
+    tower = getattr(tower, "vision_model", tower)
+    layer = tower.encoder.layers[0 if family == "llava_next" else -1]
+    weights = weights_of(eager, layer.self_attn, inputs)[0].mean(1)  # (tiles, queries, keys)
+    rows = weights[:, 0, 1:] if family == "llava_next" else weights.mean(1)
+    host, reducer = shared(family), ByContent(needs=("cls_row",))
+    with pruning(host.model, Plan(Stage1(reducer, 4))), torch.no_grad():
+        host.model(**inputs, use_cache=False)
+    found = reducer.seen[0].cls_row
+    assert found is not None
+    for image in (0, 1):
+        overview, above, below = rows[3 * image : 3 * image + 3]
+        assert torch.allclose(found[2 * image, :16], overview, atol=1e-5)
+        stitched = torch.cat([above.view(4, 4), below.view(4, 4)])
+        expected = torch.nn.functional.pad(stitched, (0, 1)).flatten()
+        assert torch.allclose(found[2 * image + 1], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", STYLES["sizes"])
+def test_attention_row_of_images_in_one_sequence(family: str) -> None:
+    """Each image by itself, also if others are in the same sequence."""
+    eager = shared(family, "eager")
+    inputs = eager.batch([[3, (4, 6), 5], [2, (2, 4), 6]])
+    attention = eager.model.model.vision_tower.transformer.layers[-1].attention
+    weights = weights_of(eager, attention, inputs)[0][0].mean(0)  # (queries, keys)
+    host, reducer = shared(family), ByContent(needs=("cls_row",))
+    with pruning(host.model, Plan(Stage1(reducer, 4))), torch.no_grad():
+        host.model(**inputs, use_cache=False)
+    found, start = reducer.seen[0].cls_row, 0
+    assert found is not None
+    side = 1 if family == "pixtral" else 2
+    for image, (rows, columns) in enumerate([(4, 6), (2, 4)]):
+        stop = start + rows * columns * side**2
+        own = weights[start:stop, start:stop].mean(0)
+        expected = own.view(rows, side, columns, side).mean((1, 3)).flatten()
+        assert torch.allclose(found[image, : rows * columns], expected, atol=1e-5)
+        start = stop
 
 
 def test_scene_is_passed_with_its_tokens() -> None:

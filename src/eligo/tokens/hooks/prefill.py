@@ -120,6 +120,7 @@ class PrefillPatcher:
         if len(set(prompt.counts)) > 1:
             positions = positions.masked_fill(prompt.columns < 0, -1)
         columns, counts, sizes, key_bias = prompt.columns, prompt.counts, None, None
+        added = [prompt.stack(features).to(words.device) for features in capture.added]
         if stage is None:
             vision = prompt.stack(capture.projected)
         else:
@@ -136,6 +137,7 @@ class PrefillPatcher:
             ragged = len(set(counts)) > 1
             columns = take_index(columns, selection.indices, ragged=ragged)
             positions = take_index(positions, selection.indices, ragged=ragged)
+            added = [selection.fold(features) for features in added]
             trace.stages.append(StageTrace(0, stage.reducer.name, selection, positions, watch))
         lengths = row_index.reduced_lengths([length] * row_index.batch, prompt.counts, counts)
         kept, order, places = arrange(prompt.words, row_index.by_row(columns, -1), lengths)
@@ -153,6 +155,7 @@ class PrefillPatcher:
             counts=counts,
             lengths=lengths,
             bias=key_bias,
+            added=added,
         )
         vision = row_index.by_row(vision.to(words.device, words.dtype))
         embeds = take(torch.cat([words, vision], dim=1), order, ragged=False)

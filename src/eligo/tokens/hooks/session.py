@@ -25,7 +25,7 @@ from eligo.tokens.hooks.context import (
     PromptState,
     columns_of,
 )
-from eligo.tokens.hooks.layout import Layout, later_mask, prompt_mask, window_mask
+from eligo.tokens.hooks.layout import Layout, later_mask, prompt_mask, put, window_mask
 from eligo.tokens.hooks.model_hooks import (
     Args,
     Call,
@@ -268,9 +268,19 @@ class PruningSession:
             after = self.cuts.get(index + 1)
             if after is not None and (rows := _ROWS & after.reducer.needs):
                 self.contexts.record_attention(index, forward.state, rows)
+            hidden = self._with_added(index - 1, forward.state, hidden)
         hidden, changed = self.adapt_inputs(index, forward, hidden, kwargs)
         kwargs.update(changed)
         return (hidden, *args[1:]), kwargs
+
+    def _with_added(self, layer: int, state: PromptState, hidden: Tensor) -> Tensor:
+        """Return the output of a layer with what the host adds to it (DeepStack)."""
+        layout = state.layout_of(layer)
+        if not 0 <= layer < len(layout.added):
+            return hidden
+        added = layout.added[layer].to(hidden.device, hidden.dtype)
+        images, rows = layout.images.to(hidden.device), state.prompt.rows.to(hidden.device)
+        return hidden + put(torch.zeros_like(hidden), added, images, rows)
 
     def leave_text(self, module: nn.Module, output: Any) -> None:
         """Check in backward that the hooks are still there if checkpointed layers run again."""

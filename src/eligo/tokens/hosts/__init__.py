@@ -12,17 +12,26 @@ from eligo.tokens.hosts.glm4v import Glm4V
 from eligo.tokens.hosts.idefics3 import Idefics3
 from eligo.tokens.hosts.internvl import InternVL
 from eligo.tokens.hosts.llava import Llava
+from eligo.tokens.hosts.llava_next import LlavaNext
+from eligo.tokens.hosts.llava_onevision import LlavaOneVision
+from eligo.tokens.hosts.mistral3 import Mistral3
 from eligo.tokens.hosts.paligemma import PaliGemma
+from eligo.tokens.hosts.pixtral import Pixtral
 from eligo.tokens.hosts.qwen2_5_vl import Qwen25VL
 from eligo.tokens.hosts.qwen2_vl import Qwen2VL
+from eligo.tokens.hosts.qwen3_vl import Qwen3VL
 from eligo.tokens.hosts.smolvlm import SmolVLM
 
 __all__ = ["Capture", "Host", "host_of", "unwrap"]
 
 _FAMILIES: dict[str, type[Host]] = {
     "llava": Llava,
+    "llava_next": LlavaNext,
+    "llava_onevision": LlavaOneVision,
+    "mistral3": Mistral3,
     "qwen2_vl": Qwen2VL,
     "qwen2_5_vl": Qwen25VL,
+    "qwen3_vl": Qwen3VL,
     "glm4v": Glm4V,
     "idefics3": Idefics3,
     "smolvlm": SmolVLM,
@@ -56,17 +65,14 @@ def host_of(model: nn.Module, make: Callable[[nn.Module], Host] | None = None) -
 def _family(model: nn.Module) -> type[Host]:
     config: Any = getattr(model, "config", None)
     kind = str(getattr(config, "model_type", None))
-    if kind.startswith("qwen3_vl"):
-        raise InputError(
-            "Qwen3-VL: its DeepStack adds vision features in the early layers of the language "
-            "model, column by column; expected a host without it, such as Qwen2.5-VL"
-        )
     if kind not in _FAMILIES:
         raise InputError(
             f"got a {type(model).__name__} (model_type {kind!r}); expected one of "
             f"{', '.join(sorted(_FAMILIES))}. To add a family, subclass eligo.tokens.hosts.Host "
             "(see docs/adding_a_host.md) and pass it as host="
         )
+    if kind == "llava" and config.vision_config.model_type == "pixtral":
+        return Pixtral
     return _FAMILIES[kind]
 
 

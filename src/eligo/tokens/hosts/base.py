@@ -37,6 +37,8 @@ class Capture:
     projected: Sequence[Float[Tensor, "_ text_width"]]  # input of the language model
     grids: Sequence[tuple[int, int]]  # rows and columns of tokens
     cls_row: Sequence[Float[Tensor, " _"]] | None = None  # attention over the tokens
+    # By layer, then image: what the language model adds to the states after each early layer.
+    added: Sequence[Sequence[Float[Tensor, "_ text_width"]]] = ()
 
     @property
     def num_tokens(self) -> list[int]:
@@ -52,6 +54,7 @@ class _Call(threading.local):
         self.tower_rows: list[Tensor] = []
         self.tower_output: Any = None
         self.is_projecting = False
+        self.grids: list[tuple[int, int]] = []
 
 
 class Host:

@@ -1,6 +1,6 @@
 """Qwen2-VL: grids of any size, positions with three axes, the projector inside the tower."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -40,7 +40,12 @@ class Qwen2VL(Host):
         rows = self._take_rows()
         if rows is not None:
             rows = self.in_raster_order(rows.reshape(-1, merge**2).mean(-1), grid).split(lengths)
-        self.capture = Capture(features, features, grids, rows)
+        added = [layer.split(lengths) for layer in self.added_features(output)]
+        self.capture = Capture(features, features, grids, rows, added)
+
+    def added_features(self, _output: Any) -> Sequence[Float[Tensor, "tokens text_width"]]:
+        """Return the features that the language model adds after its first layers."""
+        return ()
 
     def in_raster_order(
         self, values: Float[Tensor, " tokens"], _grid: Tensor

@@ -167,6 +167,8 @@ def test_cache_lengths_and_counts(family: str) -> None:
         output = host.model.generate(
             **inputs, max_new_tokens=3, min_new_tokens=3, return_dict_in_generate=True
         )
+    assert trace.grid is not None
+    assert [tuple(grid) for grid in trace.grid.tolist()] == grids * 2
     assert trace.lengths == expected
     cached = [output.past_key_values.get_seq_length(layer) for layer in range(NUM_LAYERS)]
     assert cached == [length + 2 for length in expected]

@@ -124,6 +124,12 @@ class TinyHost:
             "attention_mask": mask,
         }
         kinds = torch.stack([_pad(row, length, 0, padding) for row in kinds])
+        if self.family in ("paligemma", "paligemma2"):
+            inputs["token_type_ids"] = torch.zeros_like(mask)
+        if self.family == "gemma3":
+            inputs["token_type_ids"] = kinds
+        if not images:
+            return inputs
         if self.style == "grid":
             patch = self.pixels // self.side // 2
             grids = [(1, height // patch, width // patch) for height, width in sizes]
@@ -143,10 +149,6 @@ class TinyHost:
             inputs["pixel_values"] = torch.stack(images)
         if self.family == "llava_onevision":
             inputs["batch_num_images"] = torch.tensor(counts)
-        if self.family in ("paligemma", "paligemma2"):
-            inputs["token_type_ids"] = torch.zeros_like(mask)
-        if self.family == "gemma3":
-            inputs["token_type_ids"] = kinds
         return inputs
 
     def _size(self, segment: Segment) -> tuple[int, int]:

@@ -87,7 +87,7 @@ def test_unsupported_calls_are_refused() -> None:
     host = shared("llava")
     inputs = host.batch([[3, IMAGE, 5]])
     ids = inputs["input_ids"]
-    with pytest.raises(InputError, match="without an image"):
+    with pytest.raises(InputError, match="image tokens without an image"):
         run(host, pixel_values=None)
     with pytest.raises(InputError, match="without image tokens"):
         run(host, input_ids=torch.full_like(ids, 7))

@@ -1,16 +1,19 @@
 """Merging, reindexed positions, beams, several turns, no cache, plain forward passes."""
 
+import gc
 import math
 from typing import Any
 
 import pytest
 import torch
-from hosts import ENCODES_FIRST, FAMILIES, IMAGE, STYLES, shared
+from hosts import ENCODES_FIRST, FAMILIES, IMAGE, STYLES, build, shared
 from test_integration import NEW, assert_same, generate, make_plan, rows_of
 from tiny_models import NUM_LAYERS
 from token_truth import ByContent, truth
 
+from eligo.errors import InputError
 from eligo.tokens.hooks.pruning import pruning
+from eligo.tokens.methods import build as build_method
 from eligo.tokens.plan import Cut, Plan, Stage1
 
 
@@ -219,16 +222,48 @@ def test_answers_do_not_change_the_selection(family: str) -> None:
     assert not torch.equal(logits[:, -1], after[:, -1])
 
 
-def test_rows_with_different_numbers_of_images_or_none() -> None:
-    host, rows = shared("smolvlm"), [[3, IMAGE, 2, IMAGE, IMAGE, 2], [6], [4, IMAGE, 3]]
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_with_different_numbers_of_images_or_none(family: str) -> None:
+    host, rows = shared(family), [[3, IMAGE, 2, IMAGE, 1, IMAGE, 2], [6], [4, IMAGE, 3]]
     inputs, plan = host.batch(rows), make_plan("both")
     with pruning(host.model, plan) as trace:
         tokens, logits = generate(host, inputs)
     assert trace.rows is not None
-    assert trace.rows.tolist() == [0, 0, 0, 2]
+    grids = [len(host.row_grids(row)) for row in rows]
+    assert trace.rows.tolist() == [0] * grids[0] + [2] * grids[2]
     for number in (0, 2):
         expected = truth(host, plan, host.alone(rows, number), tokens[number, :-1])
         assert_same(logits[number], expected.logits[-NEW:])
+    assert_same(logits[1], generate(host, host.alone(rows, 1))[1][0])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prompts_without_an_image_run_as_they_are(family: str) -> None:
+    """Among prompts with images, with and without a cache, and in later turns."""
+    host, plan = shared(family), make_plan("both")
+    text, other = host.batch([[7], [5]]), host.batch([[3, IMAGE, 5]])
+    more = torch.tensor([[9, 11]])
+    with torch.no_grad():
+        expected = [generate(host, text), generate(host, text, use_cache=False)]
+        alone = host.batch([[7]])
+        if host.style == "grid":  # transformers would shift positions as in the latest prompt
+            host.model.model.rope_deltas = None
+        first = host.model(**alone)
+        second = host.model(input_ids=more, past_key_values=first.past_key_values).logits
+    with pruning(host.model, plan) as trace, torch.no_grad():
+        image = generate(host, other)[1]
+        found = [generate(host, text), generate(host, text, use_cache=False)]
+        assert not trace.stages
+        again = host.model(**alone)
+        assert torch.equal(again.logits, first.logits)
+        later = host.model(input_ids=more, past_key_values=again.past_key_values)
+        assert torch.equal(later.logits, second)
+        with pytest.raises(InputError, match="images of later turns"):
+            host.model(**other, past_key_values=again.past_key_values)
+        assert torch.equal(generate(host, other)[1], image)
+    for (tokens, logits), (tokens_alone, logits_alone) in zip(found, expected, strict=True):
+        assert torch.equal(tokens, tokens_alone)
+        assert torch.equal(logits, logits_alone)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -261,3 +296,34 @@ def test_repeated_rows_after_the_prompt() -> None:
     for number in range(6):
         expected = truth(host, plan, host.alone(rows, number // 2), words[number])
         assert_same(logits[number, -1], expected.logits[-1])
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen3_vl"])
+def test_memory_does_not_grow_with_calls(family: str) -> None:
+    """One object that stays behind in every call would show."""
+    host = build(family, num_layers=3)
+    plan = Plan(Stage1(ByContent(folds=True), 8), [Cut(1, build_method("random"), 4)])
+    image, text = host.batch([[3, IMAGE, 5]]), host.batch([[7]])
+    word = torch.tensor([[7]])
+
+    def count() -> int:
+        gc.collect()
+        return len(gc.get_objects())
+
+    with pruning(host.model, plan), torch.no_grad():
+
+        def call(number: int) -> None:
+            plan.stage1.reducer.seen.clear()  # pyright: ignore
+            if number % 4 == 3:
+                host.model(**text)
+                return
+            cache = host.model(**image, use_cache=number % 2 == 0).past_key_values
+            if cache is not None:
+                host.model(input_ids=word, past_key_values=cache)
+
+        for number in range(20):
+            call(number)
+        before = count()
+        for number in range(20, 100):
+            call(number)
+        assert count() - before < 20

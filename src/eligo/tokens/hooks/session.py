@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Set
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -34,11 +34,11 @@ from eligo.tokens.hooks.model_hooks import (
     register,
     unregister,
 )
-from eligo.tokens.hooks.prefill import PrefillPatcher
+from eligo.tokens.hooks.prefill import PrefillPatcher, refuse_image
 from eligo.tokens.hosts import Host, host_of
 from eligo.tokens.plan import Plan
 from eligo.tokens.reducer import Budget, Need, Reducer, ReducerContext
-from eligo.tokens.trace import LatestTrace
+from eligo.tokens.trace import LatestTrace, Trace
 
 _ROWS: Set[Need] = frozenset({"attention_row", "question_rows"})
 
@@ -65,6 +65,7 @@ class PruningSession:
         self._question_mask, self._scene, self._host_factory = question_mask, scene, host_factory
         self.is_open = False
         self._states: WeakKeyDictionary[Any, PromptState] = WeakKeyDictionary()  # by cache
+        self._text_caches: WeakSet[Any] = WeakSet()  # of prompts without an image
         self._stack = ExitStack()
         self._passes: list[int] = []  # threads that are in a forward pass
         self._pass_ended = threading.Condition()
@@ -124,7 +125,7 @@ class PruningSession:
 
     def has_filled(self, cache: Any) -> bool:
         """Whether a prompt was written to a cache in this session."""
-        return cache in self._states
+        return cache in self._states or cache in self._text_caches
 
     def layer_mask(
         self, layer: int, forward: ForwardPass, layout: Layout, like: Tensor, kwargs: Kwargs
@@ -242,21 +243,35 @@ class PruningSession:
 
     def enter_core(
         self, module: nn.Module, args: Args, kwargs: Kwargs
-    ) -> tuple[ForwardPass, Kwargs]:
-        """Start a pass over a prompt or over later tokens; return it and the new arguments."""
+    ) -> tuple[ForwardPass | None, Kwargs]:
+        """Start a pass over a prompt or over later tokens; return it and the new arguments.
+
+        None: the pass has no image, and the model runs as it is.
+        """
         kwargs = self.check_call(module, args, kwargs)
         outputs = kwargs.get("mm_encoder_outputs")
         video = outputs.get("video") if isinstance(outputs, Mapping) else None
         if video is not None or kwargs.get("pixel_values_videos") is not None:
             raise InputError("pruning: got a video; expected images: frames are not supported")
         cache = kwargs.get("past_key_values")
+        if cache is not None and cache in self._text_caches:
+            refuse_image(kwargs)
+            return None, self.prefill.continue_text(cache, kwargs)
         if cache is not None and cache.get_seq_length() > 0:
             forward, kwargs = self.prefill.proceed(self._states.get(cache), cache, kwargs)
+        elif self.prefill.is_text(kwargs):
+            self.trace.show(Trace(num_columns=kwargs["input_ids"].shape[1]))
+            return None, kwargs
         else:
             forward, kwargs = self.begin(kwargs)
             self.trace.show(forward.state.trace)
         forward.session = self
         return forward, kwargs
+
+    def leave_text_only(self, cache: Any) -> None:
+        """Remember the cache of a prompt without an image: its later turns run as they are."""
+        if cache is not None:
+            self._text_caches.add(cache)
 
     def enter_layer(self, index: int, forward: ForwardPass, args: Args, kwargs: Kwargs) -> Call:
         """Return the arguments of a layer."""

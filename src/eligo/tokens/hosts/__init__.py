@@ -22,7 +22,7 @@ from eligo.tokens.hosts.qwen2_vl import Qwen2VL
 from eligo.tokens.hosts.qwen3_vl import Qwen3VL
 from eligo.tokens.hosts.smolvlm import SmolVLM
 
-__all__ = ["Capture", "Host", "host_of", "unwrap"]
+__all__ = ["Capture", "Host", "budget_unit", "host_of", "unwrap"]
 
 _FAMILIES: dict[str, type[Host]] = {
     "llava": Llava,
@@ -60,6 +60,11 @@ def host_of(model: nn.Module, make: Callable[[nn.Module], Host] | None = None) -
     host = (make or _family(bare))(bare)
     host.check()
     return host
+
+
+def budget_unit(model_type: str) -> str:
+    """Return what a budget counts tokens of, such as "image" or "tile"."""
+    return _FAMILIES.get(model_type, Host).budget_unit
 
 
 def _family(model: nn.Module) -> type[Host]:

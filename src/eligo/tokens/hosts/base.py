@@ -70,6 +70,8 @@ class Host:
     """Whether positions have several axes."""
     reduces_projected: ClassVar[bool] = False
     """Whether stage 1 gets projected features: the projector does not work token by token."""
+    budget_unit: ClassVar[str] = "image"
+    """What a budget counts tokens of."""
     image_inputs: ClassVar[tuple[str, ...]] = ("pixel_values",)
     """Arguments of the core that `get_image_features` takes too."""
 

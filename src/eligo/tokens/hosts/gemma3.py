@@ -16,6 +16,7 @@ class Gemma3(Host):
     """Tokens of one image see each other in both directions."""
 
     family = "Gemma 3"
+    budget_unit = "crop"
     reduces_projected = True
 
     @property

@@ -21,6 +21,7 @@ class LlavaNext(Host):
     """
 
     family = "LLaVA-NeXT"
+    budget_unit = "grid (the overview, and all tiles together)"
     reduces_projected = True
     image_inputs = (
         "pixel_values", "image_sizes", "vision_feature_layer", "vision_feature_select_strategy",

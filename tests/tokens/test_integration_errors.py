@@ -22,6 +22,7 @@ from eligo.errors import EligoError, InputError
 from eligo.selection import Selection
 from eligo.tokens.hooks.masking import masking
 from eligo.tokens.hooks.pruning import pruning
+from eligo.tokens.hosts.llava import Llava
 from eligo.tokens.methods import build as build_method
 from eligo.tokens.plan import Cut, Plan, Stage1
 
@@ -220,7 +221,9 @@ def test_unsupported_models_are_refused() -> None:
     host.text.config.layer_types = ["full_attention", "sliding_attention"] * 2
     refused(host.model, "sliding")
     host.text.config.layer_types = ["full_attention", "chunked_attention"] * 2
-    refused(host.model, r"layers of kind \['chunked_attention'\]")
+    refused(host.model, "layers of kind chunked_attention")
+    with pytest.raises(InputError, match="layers of kind"), pruning(host.model, plan, host=Llava):
+        pass
     del host.text.config.layer_types
     refused(build("qwen3_vl", num_layers=2).model, "DeepStack features for 2 layers of 2")
     gemma = build("gemma3").model

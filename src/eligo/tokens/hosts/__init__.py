@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from eligo.errors import InputError
-from eligo.tokens.hosts.base import Capture, Host
+from eligo.tokens.hosts.base import LAYER_KINDS, Capture, Host
 from eligo.tokens.hosts.gemma3 import Gemma3
 from eligo.tokens.hosts.glm4v import Glm4V
 from eligo.tokens.hosts.idefics3 import Idefics3
@@ -39,6 +39,16 @@ _FAMILIES: dict[str, type[Host]] = {
     "paligemma": PaliGemma,
     "gemma3": Gemma3,
 }
+_BY_CROSS_ATTENTION = "its language model reads images by cross-attention"
+_AS_WORDS = "its images are words of the vocabulary"
+_CANNOT = {
+    "blip": _BY_CROSS_ATTENTION,
+    "chameleon": _AS_WORDS,
+    "emu3": _AS_WORDS,
+    "fuyu": "it has no vision tower",
+    "idefics": _BY_CROSS_ATTENTION,
+    "mllama": _BY_CROSS_ATTENTION,
+}
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -67,9 +77,23 @@ def budget_unit(model_type: str) -> str:
     return _FAMILIES.get(model_type, Host).budget_unit
 
 
+def refusal(config: Any) -> str | None:
+    """Return why models of this config can have no adapter; None: they have one, or could."""
+    kind = str(getattr(config, "model_type", None))
+    if kind in _CANNOT:
+        return _CANNOT[kind]
+    if getattr(config, "is_encoder_decoder", False):
+        return "it is an encoder-decoder"
+    text = config.get_text_config() if hasattr(config, "get_text_config") else None
+    kinds = set(getattr(text, "layer_types", None) or []) - set(LAYER_KINDS)
+    return f"its language model has layers of kind {', '.join(sorted(kinds))}" if kinds else None
+
+
 def _family(model: nn.Module) -> type[Host]:
     config: Any = getattr(model, "config", None)
     kind = str(getattr(config, "model_type", None))
+    if (why := refusal(config)) is not None:
+        raise InputError(f"got a {type(model).__name__}, which cannot be pruned: {why}")
     if kind not in _FAMILIES:
         raise InputError(
             f"got a {type(model).__name__} (model_type {kind!r}); expected one of "

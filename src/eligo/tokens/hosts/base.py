@@ -26,6 +26,8 @@ Ids = Int[Tensor, "batch length"]
 Patches = Float[Tensor, "images patches"]
 TokenValues = Float[Tensor, "images tokens"]
 
+LAYER_KINDS = ("full_attention", "sliding_attention")
+"""Kinds of layers of language models that can be pruned."""
 _CAPTURE = "eligo_capture"
 
 
@@ -193,7 +195,7 @@ class Host:
         kinds = getattr(config, "layer_types", None) or []
         if not kinds:
             return [window] * len(self.layers)
-        if unknown := set(kinds) - {"full_attention", "sliding_attention"}:
+        if unknown := set(kinds) - set(LAYER_KINDS):
             raise InputError(
                 f"{self.family}: this language model has layers of kind {sorted(unknown)}; "
                 "expected full or sliding-window attention in all"

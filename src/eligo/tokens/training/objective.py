@@ -71,8 +71,10 @@ def record_attention(host: Any, batch: HostBatch) -> Iterator[list[Tensor]]:
     rows: list[Tensor] = []
     found: list[Tensor] = []
 
-    def record(query: Tensor, key: Tensor, mask: Tensor | None, scaling: float) -> None:
-        rows.append(attention_of_rows(query, key, mask, scaling, first_label - 1)[:, 0])
+    def record(
+        query: Tensor, key: Tensor, mask: Tensor | None, scaling: float, cap: float | None
+    ) -> None:
+        rows.append(attention_of_rows(query, key, mask, scaling, first_label - 1, cap)[:, 0])
         if len(rows) == len(middle):
             mean = torch.stack(rows).mean(0)[is_image].view(len(is_image), -1)
             found.append(mean / mean.sum(-1, keepdim=True))

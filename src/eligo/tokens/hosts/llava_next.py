@@ -57,16 +57,19 @@ class LlavaNext(Host):
         values: Sequence[Float[Tensor, "_ tokens"]],
         newline: float,
         given: Mapping[str, Any],
-        **options: Any,
     ) -> list[Float[Tensor, " _"]]:
         """Return values of the tokens of each tile in the order of the host's own tokens."""
         packed, _ = self.core.pack_image_features(
             [tiles[..., None] for tiles in values],
             given["image_sizes"],
             image_newline=torch.full((1,), newline),
-            **(options or {"vision_feature_select_strategy": "full"}),
+            **self.pack_options(given),
         )
         return [image[:, 0] for image in packed]
+
+    def pack_options(self, _given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the other arguments of the host's function."""
+        return {"vision_feature_select_strategy": "full"}
 
 
 class _Wrapped:

@@ -1,10 +1,7 @@
 """LLaVA-OneVision: LLaVA-NeXT, but large images are shrunk, and several images have no tiles."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
-
-from jaxtyping import Float
-from torch import Tensor
 
 from eligo.tokens.hosts.llava_next import LlavaNext
 
@@ -23,13 +20,7 @@ class LlavaOneVision(LlavaNext):
         alone = [count == 1 for count in images.tolist() for _ in range(count)]
         return [count if single else 1 for count, single in zip(tiles, alone, strict=True)]
 
-    def pack(
-        self,
-        values: Sequence[Float[Tensor, "_ tokens"]],
-        newline: float,
-        given: Mapping[str, Any],
-        **options: Any,
-    ) -> list[Float[Tensor, " _"]]:
+    def pack_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Shrink as the host does."""
         ratio = given.get("vision_aspect_ratio") or self.config.vision_aspect_ratio
-        return super().pack(values, newline, given, vision_aspect_ratio=ratio, **options)
+        return {"vision_aspect_ratio": ratio}

@@ -6,7 +6,6 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import Gemma3ForConditionalGeneration
 
 from eligo.errors import InputError
 from eligo.tokens.hosts.base import Host, Patches, Positions, TokenValues
@@ -32,6 +31,8 @@ class Gemma3(Host):
     @property
     def make_masks(self) -> Callable[..., Any]:
         """The function that also reads which tokens are images."""
+        from transformers import Gemma3ForConditionalGeneration
+
         return Gemma3ForConditionalGeneration.create_masks_for_generate
 
     def rotary(

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformers.models.llava_next.modeling_llava_next import image_size_to_num_patches
 
 from eligo.tokens.hosts.base import Capture, Host
 
@@ -49,6 +48,8 @@ class LlavaNext(Host):
 
     def num_tiles(self, given: Mapping[str, Any]) -> list[int]:
         """Return the tiles of each image, with its overview."""
+        from transformers.models.llava_next.modeling_llava_next import image_size_to_num_patches
+
         points, size = self.config.image_grid_pinpoints, self.tower.config.image_size
         return [image_size_to_num_patches(image, points, size) for image in given["image_sizes"]]
 

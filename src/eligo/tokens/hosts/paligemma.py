@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from transformers import PaliGemmaForConditionalGeneration
-
 from eligo.tokens.hosts.base import Host
 
 
@@ -22,4 +20,6 @@ class PaliGemma(Host):
     @property
     def make_masks(self) -> Callable[..., Any]:
         """The function that also reads which tokens are the prefix."""
+        from transformers import PaliGemmaForConditionalGeneration
+
         return PaliGemmaForConditionalGeneration.create_masks_for_generate

@@ -373,6 +373,7 @@ CHANGED: dict[str, dict[str, str]] = {
         "pixels bench --size": "One script measures all modes; its default size is S.",
         "tokens bench --threads": "The default is that of torch, for any model and machine.",
         "tokens evaluate --questions": "Still 600 on scenes; all questions of a file.",
+        "tokens predict --out": "Without a folder, no picture is written.",
         "tokens evaluate SOURCE": "A method, or the host alone, can be evaluated too.",
     },
     "configs": {

@@ -1,4 +1,4 @@
-"""Tiny random-weight models of the five host families, and batches for them.
+"""Tiny random-weight models of all host families, and batches for them.
 
 Weights are larger than a fresh model's, so that attention is not uniform and every token matters;
 logits are scaled to a largest value of about 10.
@@ -12,62 +12,35 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from tiny_models import BUILDERS, EOS, IMAGE_ID, NUM_LAYERS, PAD, TEXT, VISION_START
 from torch import Tensor, nn
-from transformers import (
-    CLIPVisionConfig,
-    GemmaConfig,
-    InternVLConfig,
-    InternVLForConditionalGeneration,
-    LlamaConfig,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-    PaliGemmaConfig,
-    PaliGemmaForConditionalGeneration,
-    Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen2Config,
-    SiglipVisionConfig,
-    SmolVLMConfig,
-    SmolVLMForConditionalGeneration,
-)
+from transformers import LlavaForConditionalGeneration
 
 IMAGE = "image"
 """A segment of a row of `batch`: an image. A number is so many words."""
-FAMILIES = ("llava", "qwen", "smolvlm", "internvl", "paligemma")
+FAMILIES = tuple(BUILDERS)
+STYLES = {
+    "grid": ("qwen", "qwen2_vl", "glm4v", "qwen3_vl"),
+    "nested": ("smolvlm", "idefics3"),
+    "tiles": ("llava_next", "llava_onevision"),
+    "sizes": ("pixtral", "mistral3"),
+}
+"""How images are passed; the others take one picture of fixed size per image."""
 ENCODES_FIRST = (
     "mm_encoder_outputs" in inspect.signature(LlavaForConditionalGeneration.forward).parameters
 )
 """Newer transformers. Older ones repeat pixels for beams, several images of a row in the wrong
 order (not in Qwen2.5-VL, which counts images by the token that starts each), and in PaliGemma
 without a cache count generated tokens to the prefix; pruned or not."""
-NUM_LAYERS = 4
-WIDTH = 32
-VOCABULARY = 64
-IMAGE_ID, PAD, EOS = 60, 0, 1
-VISION_START = 62
-"""What Qwen2.5-VL's processor writes before every image."""
 Segment = int | str | tuple[int, int]
 
-_TEXT: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": WIDTH,
-    "intermediate_size": 48,
-    "num_hidden_layers": NUM_LAYERS,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": False,
-    "pad_token_id": PAD,
-    "bos_token_id": 2,
-    "eos_token_id": EOS,
+# Rows and columns of the stitched tiles with a newline behind each row, by pixels: worked out by
+# hand for tiles of 16 pixels and 4 x 4 tokens, in at most 2 x 2 tiles.
+_TILED = {
+    "llava_next": {(32, 16): (8, 5), (16, 32): (4, 9), (24, 30): (6, 9)},
+    "llava_onevision": {(32, 16): (8, 5), (16, 32): (4, 9), (24, 30): (4, 7)},
 }
-_TOWER: dict[str, Any] = {
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_channels": 3,
-}
+_NUM_TILES = {(32, 16): 3, (16, 32): 3, (24, 30): 5}
 
 
 @dataclass
@@ -82,32 +55,64 @@ class TinyHost:
     """Pixels a side of it."""
 
     @property
+    def style(self) -> str:
+        """How images are passed."""
+        return next((name for name, ones in STYLES.items() if self.family in ones), "plain")
+
+    @property
     def text(self) -> nn.Module:
         core = self.model.model
-        return core.text_model if self.family == "smolvlm" else core.language_model
+        return core.text_model if self.style == "nested" else core.language_model
 
-    def tokens(self, segment: Segment) -> int:
-        if isinstance(segment, int):
-            return segment
-        return math.prod(segment) if isinstance(segment, tuple) else self.side**2
+    @property
+    def projects_before(self) -> bool:
+        """Whether stage 1 gets projected features."""
+        return self.style in ("grid", "tiles", "sizes") or self.family == "gemma3"
+
+    def grids(self, segment: Segment, images: int = 1) -> list[tuple[int, int]]:
+        """Rows and columns of tokens of an image, one of `images` of its row."""
+        if self.style == "tiles":
+            if self.family == "llava_onevision" and images > 1:
+                return [(self.side, self.side), (1, 1)]  # one tile, then a newline
+            return [(self.side, self.side), _TILED[self.family][self._size(segment)]]
+        return [segment if isinstance(segment, tuple) else (self.side, self.side)]
+
+    def row_grids(self, row: Sequence[Segment]) -> list[tuple[int, int]]:
+        """The same of all images of a row."""
+        images = [segment for segment in row if not isinstance(segment, int)]
+        return [grid for segment in images for grid in self.grids(segment, len(images))]
+
+    def alone(self, rows: Sequence[Sequence[Segment]], number: int) -> dict[str, Any]:
+        """One row of `batch(rows)` by itself, without padding."""
+        return self.batch(rows[number : number + 1], first=number)
 
     def batch(
-        self, rows: Sequence[Sequence[Segment]], *, padding: str = "left", seed: int = 0
+        self,
+        rows: Sequence[Sequence[Segment]],
+        *,
+        padding: str = "left",
+        seed: int = 0,
+        first: int = 0,
     ) -> dict[str, Any]:
-        """Prompts of random words and images, padded to the longest."""
-        generator = torch.Generator().manual_seed(seed)
-        ids, kinds, images, counts = [], [], [], []
-        for row in rows:
+        """Prompts of random words and images, padded to the longest.
+
+        A row depends on its number only, counted from `first`.
+        """
+        ids, kinds, images, counts, sizes = [], [], [], [], []
+        for number, row in enumerate(rows, first):
+            generator = torch.Generator().manual_seed(1000 * seed + number)
             row_ids, row_kinds = [], []
             counts.append(sum(not isinstance(segment, int) for segment in row))
             for segment in row:
                 if isinstance(segment, int):
                     words = torch.randint(5, 55, (segment,), generator=generator)
                 else:
-                    if self.family == "qwen":
+                    if self.style == "grid":
                         row_ids[-1][-1] = VISION_START  # in place of the word before it
-                    words = torch.full((self.tokens(segment),), IMAGE_ID)
-                    images.append(self._pixels(segment, generator))
+                    count = sum(map(math.prod, self.grids(segment, counts[-1])))
+                    words = torch.full((count,), IMAGE_ID)
+                    images.append(self._pixels(segment, counts[-1], generator))
+                    sizes.append(self._size(segment))
                 row_ids.append(words)
                 row_kinds.append(torch.full_like(words, int(not isinstance(segment, int))))
             ids.append(torch.cat(row_ids))
@@ -119,40 +124,64 @@ class TinyHost:
             "attention_mask": mask,
         }
         kinds = torch.stack([_pad(row, length, 0, padding) for row in kinds])
-        if self.family == "qwen":
-            sizes = [s for row in rows for s in row if not isinstance(s, int)]
-            grids = [s if isinstance(s, tuple) else (self.side, self.side) for s in sizes]
-            inputs["image_grid_thw"] = torch.tensor([(1, 2 * h, 2 * w) for h, w in grids])
+        if self.family in ("paligemma", "paligemma2"):
+            inputs["token_type_ids"] = torch.zeros_like(mask)
+        if self.family == "gemma3":
+            inputs["token_type_ids"] = kinds
+        if not images:
+            return inputs
+        if self.style == "grid":
+            patch = self.pixels // self.side // 2
+            grids = [(1, height // patch, width // patch) for height, width in sizes]
+            inputs["image_grid_thw"] = torch.tensor(grids)
             inputs["mm_token_type_ids"] = kinds
             inputs["pixel_values"] = torch.cat(images)
-        elif self.family == "smolvlm":
+        elif self.style == "nested":
             pixels = torch.zeros(len(rows), max(counts), 3, self.pixels, self.pixels)
             for row, count in enumerate(counts):
                 for place in range(count):
                     pixels[row, place] = images.pop(0)
             inputs["pixel_values"] = pixels
+        elif self.style in ("tiles", "sizes"):
+            inputs["pixel_values"] = _padded(images)
+            inputs["image_sizes"] = torch.tensor(sizes)
         else:
             inputs["pixel_values"] = torch.stack(images)
-        if self.family == "paligemma":
-            inputs["token_type_ids"] = torch.zeros_like(mask)
+        if self.family == "llava_onevision":
+            inputs["batch_num_images"] = torch.tensor(counts)
         return inputs
 
-    def _pixels(self, segment: Segment, generator: torch.Generator) -> Tensor:
-        if self.family == "qwen":
-            return torch.randn(4 * self.tokens(segment), 3 * 2 * 4 * 4, generator=generator)
-        return torch.randn(3, self.pixels, self.pixels, generator=generator)
+    def _size(self, segment: Segment) -> tuple[int, int]:
+        """Pixels of an image."""
+        if self.style == "tiles":
+            return segment if isinstance(segment, tuple) else (32, 16)
+        rows, columns = segment if isinstance(segment, tuple) else (self.side, self.side)
+        return rows * self.pixels // self.side, columns * self.pixels // self.side
+
+    def _pixels(self, segment: Segment, images: int, generator: torch.Generator) -> Tensor:
+        height, width = self._size(segment)
+        if self.style == "grid":
+            patches = math.prod(self.grids(segment)[0]) * 4
+            return torch.randn(patches, 3 * 2 * 4 * 4, generator=generator)
+        if self.style == "tiles":
+            single = self.family == "llava_onevision" and images > 1
+            tiles = 1 if single else _NUM_TILES[height, width]
+            return torch.randn(tiles, 3, self.pixels, self.pixels, generator=generator)
+        return torch.randn(3, height, width, generator=generator)
 
 
-def build(family: str, attention: str = "sdpa", num_layers: int = NUM_LAYERS) -> TinyHost:
+def build(family: str, attention: Any = "sdpa", num_layers: int = NUM_LAYERS) -> TinyHost:
     """A fresh model."""
     torch.manual_seed(0)
-    text = {**_TEXT, "num_hidden_layers": num_layers}
-    model, side, pixels = _BUILDERS[family](text)
+    text = {**TEXT, "num_hidden_layers": num_layers}
+    model, side, pixels = BUILDERS[family](text)
     model = model.eval()
     _enliven(model)
     model.generation_config.pad_token_id = PAD
     model.generation_config.eos_token_id = EOS
     model.generation_config.bos_token_id = 2
+    if family == "paligemma2":  # Gemma 2 caps its attention logits, which SDPA cannot
+        attention = {"text_config": "eager", "vision_config": attention}
     model.set_attn_implementation(attention)
     host = TinyHost(family, model, side, pixels)
     inputs = host.batch([[3, IMAGE, 5]])
@@ -175,7 +204,8 @@ def _enliven(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if parameter.ndim < 2:
             continue
-        fan_in = parameter[0].numel()
+        # Gemma's projection is a matrix of inputs by outputs.
+        fan_in = len(parameter) if name.endswith("projection_weight") else parameter[0].numel()
         scale = 1.0 if "embed_tokens" in name else 1.3 / math.sqrt(fan_in)
         parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
 
@@ -185,104 +215,9 @@ def _pad(row: Tensor, length: int, value: int, side: str) -> Tensor:
     return nn.functional.pad(row, (missing, 0) if side == "left" else (0, missing), value=value)
 
 
-def _llava(text: dict[str, Any]) -> tuple[Any, int, int]:
-    config = LlavaConfig(
-        vision_config=CLIPVisionConfig(**_TOWER, image_size=16, patch_size=4, projection_dim=16),
-        text_config=LlamaConfig(**text),
-        image_token_id=IMAGE_ID,
-        image_token_index=IMAGE_ID,
-        image_seq_length=16,
-        vision_feature_layer=-2,
-        vision_feature_select_strategy="default",
-        tie_word_embeddings=False,
-    )
-    return LlavaForConditionalGeneration(config), 4, 16
-
-
-def _qwen(text: dict[str, Any]) -> tuple[Any, int, int]:
-    config = Qwen2_5_VLConfig(
-        vision_config={
-            "depth": 2,
-            "hidden_size": 16,
-            "intermediate_size": 32,
-            "num_heads": 2,
-            "in_channels": 3,
-            "patch_size": 4,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-            "window_size": 16,
-            "fullatt_block_indexes": [1],
-            "out_hidden_size": WIDTH,
-            "tokens_per_second": 2,
-        },
-        text_config={
-            **text,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 10000.0,
-                "mrope_section": [2, 1, 1],
-            },
-            "use_sliding_window": False,
-        },
-        image_token_id=IMAGE_ID,
-        video_token_id=61,
-        vision_start_token_id=VISION_START,
-        vision_end_token_id=63,
-        tie_word_embeddings=False,
-    )
-    return Qwen2_5_VLForConditionalGeneration(config), 4, 32
-
-
-def _smolvlm(text: dict[str, Any]) -> tuple[Any, int, int]:
-    config = SmolVLMConfig(
-        vision_config={**_TOWER, "image_size": 32, "patch_size": 4, "model_type": "smolvlm_vision"},
-        text_config={**text, "model_type": "llama"},
-        scale_factor=2,
-        image_token_id=IMAGE_ID,
-        pad_token_id=PAD,
-        tie_word_embeddings=False,
-    )
-    return SmolVLMForConditionalGeneration(config), 4, 32
-
-
-def _internvl(text: dict[str, Any]) -> tuple[Any, int, int]:
-    config = InternVLConfig(
-        vision_config={
-            **_TOWER,
-            "image_size": [32, 32],
-            "patch_size": [4, 4],
-            "model_type": "internvl_vision",
-        },
-        text_config=Qwen2Config(**text),
-        downsample_ratio=0.5,
-        image_token_id=IMAGE_ID,
-        image_seq_length=16,
-        vision_feature_layer=-1,
-        vision_feature_select_strategy="default",
-        tie_word_embeddings=False,
-    )
-    return InternVLForConditionalGeneration(config), 4, 32
-
-
-def _paligemma(text: dict[str, Any]) -> tuple[Any, int, int]:
-    config = PaliGemmaConfig(
-        vision_config=SiglipVisionConfig(
-            **_TOWER, image_size=16, patch_size=4, projection_dim=WIDTH, vision_use_head=False
-        ),
-        text_config=GemmaConfig(**text, head_dim=8),
-        image_token_id=IMAGE_ID,
-        image_token_index=IMAGE_ID,
-        projection_dim=WIDTH,
-        hidden_size=WIDTH,
-        tie_word_embeddings=False,
-    )
-    return PaliGemmaForConditionalGeneration(config), 4, 16
-
-
-_BUILDERS = {
-    "llava": _llava,
-    "qwen": _qwen,
-    "smolvlm": _smolvlm,
-    "internvl": _internvl,
-    "paligemma": _paligemma,
-}
+def _padded(images: Sequence[Tensor]) -> Tensor:
+    """Stack images (or tiles) that are padded to the largest, with zeros."""
+    stacked = torch.zeros(len(images), *torch.tensor([image.shape for image in images]).amax(0))
+    for place, image in zip(stacked, images, strict=True):
+        place[tuple(slice(size) for size in image.shape)] = image
+    return stacked

@@ -1,9 +1,12 @@
 """Costs: published numbers, the counter of torch on real forward passes, invalid schedules."""
 
 import json
+import math
 
 import pytest
 import torch
+from hosts import FAMILIES
+from hosts import build as tiny_host
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
@@ -186,6 +189,35 @@ def test_flops_agree_with_the_counter_of_torch(build):
     assert shape.projector_flops(vision) == projector
     assert shape.tower_flops(vision) == tower
     assert shape.vision in (None, vision, vision // 2)
+
+
+@pytest.mark.parametrize("family", FAMILIES[5:])
+def test_flops_of_other_hosts_agree_with_the_counter(family):
+    host = tiny_host(family, "eager")
+    inputs = host.batch([[3, "image", 6]])
+    vision = sum(math.prod(grid) for grid in host.grids("image"))
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        host.model(**inputs)
+    counted = {
+        name.partition(".model.")[2]: sum(parts.values())
+        for name, parts in counter.get_flop_counts().items()
+    }
+    shape = HostShape.of(host.model)
+    text = "text_model" if "text_model" in counted else "language_model"
+    layers = sum(counted[f"{text}.layers.{index}"] for index in range(shape.num_layers))
+    assert shape.num_layers * shape.layer.flops(vision + 9, causal=False) == layers
+    # Newlines and borders count like tokens of tiles: here all three tiles are whole.
+    vision = 3 * 16 if host.style == "tiles" else vision
+    tower = next(counted[name] for name in TOWERS if name in counted)
+    if host.style == "grid":
+        parts = ("merger", "downsample", *(f"deepstack_merger_list.{n}" for n in (0, 1)))
+        projector = sum(counted.get(f"visual.{part}", 0) for part in parts)
+        tower -= projector
+    else:
+        projector = next(counted[name] for name in PROJECTORS if name in counted)
+    assert shape.projector_flops(vision) == projector
+    assert shape.tower_flops(vision) == tower
+    assert shape.vision in (None, vision)
 
 
 def test_flops_of_a_pruned_forward_pass_agree_with_the_counter():

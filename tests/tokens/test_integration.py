@@ -27,7 +27,9 @@ def make_plan(stages: str, *, folds: bool = False, **options: Any) -> Plan:
 
 
 def rows_of(kind: str, family: str) -> list[list[Any]]:
-    small, large = ((2, 4), (4, 6)) if family == "qwen" else (IMAGE, IMAGE)
+    style = shared(family).style
+    small, large = {"grid": ((2, 4), (4, 6)), "sizes": ((2, 4), (4, 6)),
+                    "tiles": ((16, 32), (24, 30))}.get(style, (IMAGE, IMAGE))  # fmt: skip
     return {
         "one": [[3, IMAGE, 5]],
         "padded": [[3, IMAGE, 8], [2, IMAGE, 3]],
@@ -49,25 +51,6 @@ def generate(host: TinyHost, inputs: dict[str, Any], **options: Any) -> tuple[Te
     return output.sequences[:, -NEW:], torch.stack(output.logits, dim=1)
 
 
-def row(host: TinyHost, rows: list[list[Any]], number: int) -> dict[str, Any]:
-    """One row of a batch alone, without padding."""
-    inputs = host.batch(rows)
-    before = [segment for row in rows[:number] for segment in row if not isinstance(segment, int)]
-    own = [segment for segment in rows[number] if not isinstance(segment, int)]
-    real = inputs["attention_mask"][number].bool()
-    alone = {name: inputs[name][number : number + 1, real] for name in ("input_ids",)}
-    pixels = inputs["pixel_values"]
-    if host.family == "smolvlm":
-        alone["pixel_values"] = pixels[number : number + 1, : len(own)]
-    elif host.family == "qwen":
-        start = 4 * sum(map(host.tokens, before))
-        alone["pixel_values"] = pixels[start : start + 4 * sum(map(host.tokens, own))]
-        alone["image_grid_thw"] = inputs["image_grid_thw"][len(before) : len(before) + len(own)]
-    else:
-        alone["pixel_values"] = pixels[len(before) : len(before) + len(own)]
-    return alone
-
-
 def assert_same(found: Tensor, expected: Tensor) -> None:
     assert (found - expected).abs().max() < 5e-4
     assert torch.equal(found.argmax(-1), expected.argmax(-1))
@@ -85,7 +68,7 @@ def test_generate_equals_recompute(family: str, attention: str, kind: str, stage
     _, unpruned = generate(host, inputs)
     assert (logits[:, 0] - unpruned[:, 0]).abs().max() > 1e-2
     for number in range(len(rows)):
-        alone = row(host, rows, number)
+        alone = host.alone(rows, number)
         expected = truth(host, plan, alone, tokens[number, :-1])
         assert_same(logits[number], expected.logits[-NEW:])
         left = trace.num_columns - alone["input_ids"].shape[1]

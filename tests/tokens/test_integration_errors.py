@@ -22,6 +22,7 @@ from eligo.errors import EligoError, InputError
 from eligo.selection import Selection
 from eligo.tokens.hooks.masking import masking
 from eligo.tokens.hooks.pruning import pruning
+from eligo.tokens.hosts.llava import Llava
 from eligo.tokens.methods import build as build_method
 from eligo.tokens.plan import Cut, Plan, Stage1
 
@@ -87,7 +88,7 @@ def test_unsupported_calls_are_refused() -> None:
     host = shared("llava")
     inputs = host.batch([[3, IMAGE, 5]])
     ids = inputs["input_ids"]
-    with pytest.raises(InputError, match="without an image"):
+    with pytest.raises(InputError, match="image tokens without an image"):
         run(host, pixel_values=None)
     with pytest.raises(InputError, match="without image tokens"):
         run(host, input_ids=torch.full_like(ids, 7))
@@ -211,18 +212,23 @@ def test_unsupported_models_are_refused() -> None:
 
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
     llama = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, vocab_size=8))
-    refused(llama, r"LlamaForCausalLM .*internvl, llava, paligemma, qwen2_5_vl, smolvlm.*host=")
+    refused(llama, r"LlamaForCausalLM .*internvl, llava, .*smolvlm.*host=")
     host = build("llava")
     refused(torch.compile(host.model), "torch.compile")  # pyright: ignore[reportArgumentType]
     host.text.layers[0].compile()
     refused(host.model, "torch.compile")
     host = build("llava")
-    host.model.config.model_type = "qwen3_vl"
-    refused(host.model, "DeepStack")
-    host.model.config.model_type = "llava"
     host.text.config.layer_types = ["full_attention", "sliding_attention"] * 2
     refused(host.model, "sliding")
+    host.text.config.layer_types = ["full_attention", "chunked_attention"] * 2
+    refused(host.model, "layers of kind chunked_attention")
+    with pytest.raises(InputError, match="layers of kind"), pruning(host.model, plan, host=Llava):
+        pass
     del host.text.config.layer_types
+    refused(build("qwen3_vl", num_layers=2).model, "DeepStack features for 2 layers of 2")
+    gemma = build("gemma3").model
+    gemma.model.language_model.config._attn_implementation = "flash_attention_2"
+    refused(gemma, "attn_implementation='sdpa'", Plan(Stage1(HERE, 4), size_bias=False))
     host.text.config._attn_implementation = "flash_attention_2"
     refused(host.model, "size_bias=False")
     rows = Plan(None, [Cut(1, ByContent(needs=("attention_row",)), 4)], size_bias=False)

@@ -91,6 +91,10 @@ def kept(trace: Trace) -> list[list[int]]:
         ("qwen", "attention", CALLS),
         ("qwen", "both", CALLS),
         ("internvl", "attention", CALLS),
+        ("llava_next", "attention", CALLS),
+        ("qwen3_vl", "attention", CALLS),
+        ("gemma3", "attention", CALLS),
+        ("mistral3", "attention", CALLS),
     ],
 )
 def test_threads_share_one_context(family: str, kind: str, calls: int) -> None:
@@ -116,6 +120,9 @@ def test_threads_share_one_context(family: str, kind: str, calls: int) -> None:
         ("llava", "sdpa", CALLS),
         ("llava", "eager", CALLS),
         ("internvl", "sdpa", CALLS),
+        ("llava_onevision", "sdpa", CALLS),
+        ("qwen3_vl", "sdpa", CALLS),
+        ("pixtral", "eager", CALLS),
     ],
 )
 def test_each_thread_has_its_own_context(family: str, attention: str, calls: int) -> None:
@@ -155,7 +162,7 @@ def test_forward_and_uncached_generation_in_threads(family: str) -> None:
             assert torch.equal(found, alone[number % len(inputs)]), number
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "qwen3_vl", "gemma3", "llava_next"])
 def test_later_turns_in_threads(family: str) -> None:
     """A conversation may continue in another thread while others begin."""
     host, plan = build(family), make_plan("both")

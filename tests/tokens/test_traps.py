@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from hosts import FAMILIES, IMAGE, build, shared
-from test_integration import NEW, assert_same, generate, make_plan, row, rows_of
+from test_integration import NEW, assert_same, generate, make_plan, rows_of
 from token_truth import ByContent, truth
 
 from eligo.errors import EligoError, InputError
@@ -47,7 +47,7 @@ def test_gaps_in_positions_are_not_packed_sequences(family: str) -> None:
     plan = make_plan("1")
     with pruning(host.model, plan), torch.no_grad():
         logits = host.model(**inputs, use_cache=False).logits
-    expected = truth(host, plan, row(host, [[3, IMAGE, 5]], 0), torch.tensor([], dtype=torch.long))
+    expected = truth(host, plan, host.alone([[3, IMAGE, 5]], 0), torch.tensor([], dtype=torch.long))
     assert_same(logits[0, -5:], expected.logits[-5:])
 
 
@@ -244,7 +244,7 @@ def test_answer_loss_gathers_labels() -> None:
             answer_loss(output, labels[:, 1:], trace)
     expected = []
     for number in range(len(rows)):
-        alone = row(host, rows, number)
+        alone = host.alone(rows, number)
         question_mask = torch.ones(alone["input_ids"].shape[1], dtype=torch.bool)
         logits = truth(
             host, plan, alone, torch.tensor([], dtype=torch.long), question_mask=question_mask

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from hosts import IMAGE_ID, TinyHost
+from hosts import TinyHost
+from tiny_models import IMAGE_ID
 from torch import Tensor
 
 from eligo.selection import Selection
@@ -85,7 +86,7 @@ def truth(
     length, prompt_length = ids.shape[1], prompt["input_ids"].shape[1]
     vision = ids[0] == IMAGE_ID
     vision[prompt_length:] = False  # a model may generate the placeholder
-    features, projected, grids = _encode(host, prompt)
+    features, projected, grids, deep = _encode(host, prompt)
     embeds = core.get_input_embeddings()(ids)[0].clone()
     columns = list(vision.nonzero()[:, 0].split([len(image) for image in projected]))
     for place, image in zip(columns, projected, strict=True):
@@ -124,6 +125,7 @@ def truth(
             tokens[image] = [tokens[image][place] for place in kept.tolist()]
             visible[columns[image]] = True
             embeds[columns[image]] = merged
+            deep[image] = [choice.fold(rows[None])[0] for rows in deep[image]]
             if plan.size_bias:
                 bias[columns[image]] = choice.sizes[0].log()
     positions = _positions(host, ids, prompt)
@@ -142,6 +144,7 @@ def truth(
                 before = columns[image]
                 columns[image] = before[kept]
                 tokens[image] = [tokens[image][place] for place in kept.tolist()]
+                deep[image] = [choice.fold(rows[None])[0] for rows in deep[image]]
                 if choice.assignment is not None:
                     hidden[0, columns[image]] = choice.fold(inputs[image][None])[0]
                     if plan.size_bias:
@@ -151,8 +154,14 @@ def truth(
             if plan.positions == "reindex":
                 positions = _closed(_positions(host, ids, prompt), visible)
         shown = torch.ones(length, length, dtype=torch.bool).tril()
-        if host.family == "paligemma":
-            shown[:prompt_length, :prompt_length] = True
+        window = _window(text.config, index) or length
+        near = torch.ones_like(shown).triu(1 - window)  # in columns of the full prompt
+        if host.family != "gemma3":  # its images have windows too
+            shown &= near
+        for block in _blocks(host, vision, prompt_length):
+            shown[block[:, None] & block] = True
+        if host.family == "gemma3":
+            shown &= near
         shown = shown & visible[None, :] | torch.eye(length, dtype=torch.bool)
         mask = torch.where(shown, bias[None, :], torch.finfo(torch.float32).min)[None, None]
         states.append(hidden[0])
@@ -160,55 +169,93 @@ def truth(
         output = layer(
             hidden,
             attention_mask=mask,
-            position_embeddings=text.rotary_emb(hidden, positions),
+            position_embeddings=_rotary(host, index, hidden, positions),
             position_ids=None,
             past_key_values=None,
         )
         hidden = output[0] if isinstance(output, tuple) else output
+        for place, rows in zip(columns, deep, strict=True):
+            if index < len(rows):
+                hidden[0, place] += rows[index]
     logits = host.model.lm_head(text.norm(hidden))[0]
     return Truth(logits, kept_per_layer, states)
 
 
 def host_project(host: TinyHost, features: Tensor) -> Tensor:
+    return features if host.projects_before else _projector(host)(features)
+
+
+def _projector(host: TinyHost) -> Any:
     core = host.model.model
-    if host.family == "qwen":
-        return features
-    if host.family == "smolvlm":
-        return core.connector.modality_projection(features)
-    return core.multi_modal_projector(features)
+    nested = host.style == "nested"
+    return core.connector.modality_projection if nested else core.multi_modal_projector
 
 
 def _encode(
     host: TinyHost, prompt: dict[str, Any]
-) -> tuple[list[Tensor], list[Tensor], list[tuple[int, int]]]:
-    """Raw and projected features per image, and their grids."""
+) -> tuple[list[Tensor], list[Tensor], list[tuple[int, int]], list[list[Tensor]]]:
+    """Raw and projected features of each grid, the grids, and what DeepStack adds later."""
     core, pixels = host.model.model, prompt["pixel_values"]
-    if host.family == "qwen":
-        output = core.get_image_features(pixels, prompt["image_grid_thw"])
+    if not host.projects_before:
+        caught = []
+        hook = _projector(host).register_forward_hook(lambda _m, a, o: caught.append((a[0], o)))
+        core.get_image_features(pixel_values=pixels)
+        hook.remove()
+        raw, projected = caught[0]
+        grids = [(host.side, host.side)] * len(raw)
+        return list(raw), list(projected), grids, [[] for _ in grids]
+    names = ("pixel_values", "image_grid_thw", "image_sizes", "batch_num_images")
+    given = {name: prompt[name] for name in names if name in prompt}
+    output = core.get_image_features(**given)
+    if "image_grid_thw" in prompt:
         grids = [(h // 2, w // 2) for _, h, w in prompt["image_grid_thw"].tolist()]
-        return list(output.pooler_output), list(output.pooler_output), grids
-    projector = (
-        core.connector.modality_projection
-        if host.family == "smolvlm"
-        else core.multi_modal_projector
-    )
-    caught = []
-    handle = projector.register_forward_hook(lambda _m, a, out: caught.append((a[0], out)))
-    core.get_image_features(pixel_values=pixels)
-    handle.remove()
-    raw, projected = caught[0]
-    return list(raw), list(projected), [(host.side, host.side)] * len(raw)
+    elif host.style == "tiles":
+        grids = host.row_grids([tuple(size) for size in prompt["image_sizes"].tolist()])
+    elif host.style == "sizes":
+        patch = host.pixels // host.side
+        grids = [(h // patch, w // patch) for h, w in prompt["image_sizes"].tolist()]
+    else:
+        grids = [(host.side, host.side)] * len(pixels)
+    lengths = [rows * columns for rows, columns in grids]
+    features = torch.cat(list(output.pooler_output)).split(lengths)
+    layers = getattr(output, "deepstack_features", None) or []
+    deep = [list(rows) for rows in zip(*layers, strict=True)] or [[] for _ in grids]
+    return list(features), list(features), grids, deep
 
 
 def _positions(host: TinyHost, ids: Tensor, prompt: dict[str, Any]) -> Tensor:
     length = ids.shape[1]
-    if host.family == "qwen":
+    if host.style == "grid":
         kinds = (ids == IMAGE_ID).long()
         kinds[:, prompt["input_ids"].shape[1] :] = 0
         return host.model.model.get_rope_index(
             ids, image_grid_thw=prompt["image_grid_thw"], mm_token_type_ids=kinds
         )[0]
-    return torch.arange(length)[None] + (1 if host.family == "paligemma" else 0)
+    return torch.arange(length)[None] + (1 if host.family.startswith("paligemma") else 0)
+
+
+def _window(config: Any, layer: int) -> int | None:
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None and kinds[layer] == "full_attention":
+        return None
+    return getattr(config, "sliding_window", None)
+
+
+def _blocks(host: TinyHost, vision: Tensor, prompt_length: int) -> list[Tensor]:
+    """Columns that see each other in both directions."""
+    place = torch.arange(len(vision))
+    if host.family.startswith("paligemma"):
+        return [place < prompt_length]
+    if host.family != "gemma3":
+        return []
+    starts = vision & ~torch.cat([torch.tensor([False]), vision[:-1]])
+    image = starts.long().cumsum(0).masked_fill(~vision, 0)
+    return [image == number for number in range(1, int(image.max()) + 1)]
+
+
+def _rotary(host: TinyHost, layer: int, hidden: Tensor, positions: Tensor) -> Any:
+    kind = [host.text.config.layer_types[layer]] if host.family == "gemma3" else []
+    return host.text.rotary_emb(hidden, positions, *kind)  # pyright: ignore[reportCallIssue]
 
 
 def _closed(positions: Tensor, visible: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ def rim(inside: np.ndarray) -> np.ndarray:
 
 def stages_picture(
     images: Sequence[Image.Image],
-    stages: Sequence[tuple[str, Sequence[Bool[Tensor, "rows columns"]]]],
+    stages: Sequence[tuple[str, Sequence[Bool[Tensor, "_ _"]]]],
     *,
     title: str = "",
     caption: str = "",

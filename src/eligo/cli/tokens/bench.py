@@ -17,6 +17,7 @@ from eligo.cli.console import (
 from eligo.cli.flags import Count
 from eligo.errors import InputError
 
+_METHOD, _SHARE = "divprune", 0.25  # for --model without --plan and --method
 _COLUMNS = ("ttft", "prefill", "decode", "selector", "answer")
 _WITH_P90 = ("ttft", "answer")
 _SIDE = 672  # pixels of the default image, for hosts that take images of any size
@@ -41,13 +42,15 @@ def run(
     """Time your model on your device, with all vision tokens and with those that a plan keeps.
 
     Both alternate on the same prompts: time to the first token, prefill, decoding, memory. Also
-    prints the speed-up that the saved FLOPs predict.
+    prints the speed-up that the saved FLOPs predict. With --model but without --plan and --method,
+    divprune keeps a quarter of the tokens.
 
     Args:
         model: Folder or hub name of the host; by default the tiny LLaVA that comes with eligo.
         plan: A plan: a folder (of a plan, a checkpoint or a run), or the name of a shipped one.
         method: A training-free method instead of a plan, such as fastv or divprune.
-        budgets: Vision tokens that the method keeps; several, with a layer each, for several cuts.
+        budgets: Vision tokens that the method keeps of an image (of a tile, for hosts that tile);
+            several, with a layer each, for several cuts.
         layers: Layers at which a method inside the language model cuts; by default layer 2.
         image: Image of the prompts; by default a blank one.
         question: Question of the prompts.
@@ -61,7 +64,11 @@ def run(
     """
     from eligo.tokens.inference.resolve import load_plan
 
-    chosen = load_plan(plan, method, budgets, layers)
+    if model is not None and plan is None and method is None and not layers:
+        method = _METHOD
+        chosen = load_plan(None, method, budgets or (_SHARE,))
+    else:
+        chosen = load_plan(plan, method, budgets, layers)
     if not chosen.stages:
         raise InputError("--method: got none, expected a method that removes tokens")
     import torch

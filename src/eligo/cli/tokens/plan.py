@@ -21,6 +21,7 @@ def run(
     vision: Count | None = None,
     layers: Count | None = None,
     model: Path | None = None,
+    image: Path | None = None,
     questions: Path | None = None,
     merge: Count | None = None,
     cuts: tuple[Count, ...] = (),
@@ -39,6 +40,7 @@ def run(
         vision: Vision tokens of an image; by default those of the host.
         layers: Layers of the language model, if other than the host's.
         model: Folder of a model; its config.json gives all sizes.
+        image: An image whose vision tokens are counted (needs --model, for its processor).
         questions: JSON lines with image, question, answers, to take the median text length from
             (needs --model, for its tokenizer).
         merge: Vision tokens that enter the language model.
@@ -51,8 +53,14 @@ def run(
     if layers is not None:
         host = replace(host, num_layers=layers)
     num_tokens = vision or host.vision
+    if image is not None:
+        if vision is not None or model is None:
+            raise InputError("--image: expected with --model, and instead of --vision")
+        num_tokens = _count_vision(image, model)
     if num_tokens is None:
-        raise InputError(f"--vision: needed, as a {host.name} takes images of any size")
+        raise InputError(
+            f"--image: needed, as a {host.name} takes images of any size (or --vision)"
+        )
     length = _text_length(text, questions, model)
     if merge is not None or cuts or budgets:
         if len(cuts) != len(budgets):
@@ -67,6 +75,8 @@ def run(
         ]
     best = proposals[0]
     notes = best.cost.warnings(target)
+    if image is not None and (unit := _unit_note(host, num_tokens)):
+        notes.append(unit)
     if json:
         plain = [{"name": proposal.name, **proposal.cost.as_plain()} for proposal in proposals]
         print_result({"target": target, "proposals": plain, "warnings": notes}, json=True)
@@ -92,6 +102,32 @@ def _text_length(text: int | None, questions: Path | None, model: Path | None) -
     processor = load_part(AutoProcessor, str(model))
     texts = [example.question for example in read_vqa_lines(questions)]
     return round(median(text_lengths(processor, texts)))
+
+
+def _count_vision(image: Path, model: Path) -> int:
+    """Return the vision tokens of an image file, by the processor of a model."""
+    from eligo.images import open_image
+    from eligo.pretrained.hosts import load_processor
+    from eligo.tokens.data.prompts import build_prompt, encode, image_token_id
+
+    picture = open_image(image)
+    processor = load_processor(str(model), needs_images=True)
+    inputs = encode(processor, [picture], [build_prompt(processor, "what is it?")])
+    return int((inputs["input_ids"] == image_token_id(processor)).sum())
+
+
+def _unit_note(host: HostShape, num_tokens: int) -> str | None:
+    """Return how to convert tokens of a whole image to budgets, if they are not the same."""
+    from eligo.tokens.hosts import budget_unit
+
+    unit = budget_unit(host.name)
+    if unit == "image" or num_tokens == host.vision:
+        return None
+    note = f"these are tokens of the whole image; budgets of plans are per {unit}"
+    if host.vision is None:
+        return note
+    count = num_tokens // host.vision
+    return f"{note}, of which it has {count} with {host.vision} tokens each: divide by {count}"
 
 
 def _table(proposals: list[Proposal], target: float, host: HostShape) -> Table:

@@ -1,7 +1,7 @@
 """`eligo tokens predict`: answer one question from fewer tokens, with a picture of them."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -14,7 +14,7 @@ from eligo.pretrained.chat import place_image
 def run(
     image: Path,
     question: str,
-    out: Path,
+    out: Path | None = None,
     plan: str | None = None,
     method: str | None = None,
     budgets: Annotated[tuple[Count, ...], tyro.conf.arg(name="budget")] = (),
@@ -28,19 +28,20 @@ def run(
 ) -> None:
     """Answer a question about an image from the vision tokens that a plan keeps.
 
-    Prints the answer and its cost, and writes a picture of the tokens that survive each stage;
-    `eligo explore OUT` shows them one by one. Without --plan and --method, the tiny LLaVA that
-    comes with eligo is pruned by its own plan.
+    Prints the answer and its cost. With --out, also writes a picture of the tokens that survive
+    each stage; `eligo explore OUT` shows them one by one. Without --plan and --method, the tiny
+    LLaVA that comes with eligo is pruned by its own plan.
 
     Args:
         image: The image file.
         question: The question.
-        out: The folder to write to.
+        out: The folder to write pictures to.
         plan: A plan: a folder (of a plan, a checkpoint or a run), or the name of a shipped one.
         method: A training-free method instead of a plan, such as fastv or divprune, with options
             after a colon: uniform:phase=first.
-        budgets: Vision tokens that the method keeps; several, with a layer each, for several cuts.
-            With a plan: tokens that its first stage keeps; the other stages change in proportion.
+        budgets: Vision tokens that the method keeps of an image (of a tile, for hosts that tile);
+            several, with a layer each, for several cuts. With a plan: tokens that its first stage
+            keeps; the other stages change in proportion.
         layers: Layers at which a method inside the language model cuts; by default layer 2.
         model: Folder or hub name of the host; by default the tiny LLaVA that comes with eligo.
         max_new_tokens: Maximum length of the answer.
@@ -58,6 +59,7 @@ def run(
     from eligo.images import open_image
     from eligo.pretrained.devices import resolve_device
     from eligo.tokens.config import HostConfig
+    from eligo.tokens.hosts import budget_unit
     from eligo.tokens.inference.load import load_host
     from eligo.tokens.inference.predict import PICTURE, predict
 
@@ -70,13 +72,16 @@ def run(
         opened, question, model=host, processor=processor, plan=chosen,
         max_new_tokens=max_new_tokens, timed=time,
     )  # fmt: skip
-    picture = prediction.save(out) / PICTURE
+    written = {} if out is None else {"picture": prediction.save(out) / PICTURE}
     if json:
-        print_result(
-            {"answer": prediction.answer, "picture": picture, "cost": prediction.cost.as_plain()},
-            json=True,
-        )
+        cost = prediction.cost.as_plain()
+        print_result({"answer": prediction.answer, **written, "cost": cost}, json=True)
         return
     print_text(f"answer: {prediction.answer}\n")
     print_text(prediction.cost.block())
-    print_text(f"\nwritten: {picture}")
+    if (count := len(prediction.images)) > 1:
+        config: Any = host.config
+        unit = budget_unit(config.model_type)
+        print_text(f"budgets are per {unit}; this image has {count}")
+    if out is not None:
+        print_text(f"\nwritten: {written['picture']}")

@@ -4,13 +4,15 @@ A multiply-add is two FLOPs. Only matrix products are counted (projections, feed
 attention), as by the FLOP counter of torch, and without the head of the language model.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from eligo.errors import InputError
 from eligo.io.reading import reading
 
+Projector = tuple[tuple[int, int], ...]
 _PLAIN_FEED_FORWARD = {"opt", "gpt2", "gpt_neox", "phi", "bloom"}  # two matrices; others are gated
 
 
@@ -93,7 +95,7 @@ class HostShape:
     vision: int | None = None
     """Vision tokens of one image; None if they depend on its size."""
     tower: TowerShape | None = None
-    projector: tuple[tuple[int, int], ...] = ()
+    projector: Projector = ()
     """Input and output widths of its linear layers."""
     projects_again: bool = True
     """Whether stage 1 merges tower features, which are then projected a second time (the host has
@@ -185,6 +187,8 @@ def _square_tower(config: Any, merge: int = 1, extra_tokens: int = 0) -> TowerSh
 
 def _llava(config: Any) -> HostShape:
     vision = config.vision_config
+    if vision.model_type == "pixtral":
+        return _pixtral(config)
     has_cls = int(vision.model_type in ("clip_vision_model", "dinov2"))
     tower, layer = _square_tower(vision, extra_tokens=has_cls), text_layer(config.text_config)
     layers = config.vision_feature_layer
@@ -216,7 +220,7 @@ def _with_square(
     config: Any,
     layer: LayerShape,
     tower: TowerShape,
-    projector: tuple[tuple[int, int], ...],
+    projector: Projector,
     **others: bool,
 ) -> HostShape:
     count = config.text_config.num_hidden_layers
@@ -224,30 +228,114 @@ def _with_square(
     return HostShape(config.model_type, layer, count, vision, tower, projector, **others)
 
 
+def _gemma3(config: Any) -> HostShape:
+    layer, vision = text_layer(config.text_config), config.vision_config
+    merge = _side(vision.image_size) // _side(vision.patch_size)
+    tower = _square_tower(vision, merge // math.isqrt(config.mm_tokens_per_image))
+    projector = ((vision.hidden_size, layer.width),)
+    return _with_square(config, layer, tower, projector, projects_again=False)
+
+
+def _tiled(config: Any) -> HostShape:
+    """LLaVA-NeXT and OneVision: newlines, and borders that are cut off, count as tiles."""
+    host = _llava(config)
+    return replace(host, vision=None, projects_again=False)
+
+
+def _qwen2_vl(config: Any) -> HostShape:
+    vision = config.vision_config
+    width = vision.embed_dim
+    heads = vision.num_heads
+    layer = LayerShape(width, int(width * vision.mlp_ratio), heads, heads, width // heads, 2)
+    return _with_grid(config, layer, _patch_merger(vision, width, vision.hidden_size))
+
+
 def _qwen2_5_vl(config: Any) -> HostShape:
-    vision, layer = config.vision_config, text_layer(config.text_config)
-    merged = vision.spatial_merge_size**2
-    width = vision.hidden_size
-    tower = TowerShape(
-        LayerShape(width, vision.intermediate_size, vision.num_heads, vision.num_heads,
-                   width // vision.num_heads),
-        vision.depth,
-        vision.in_channels * vision.temporal_patch_size * vision.patch_size**2,
-        patches_per_token=merged,
+    vision = config.vision_config
+    return _with_grid(
+        config,
+        _grid_layer(vision, vision.intermediate_size, 3),
+        _patch_merger(vision, vision.hidden_size, vision.out_hidden_size),
         window=(vision.window_size // vision.patch_size) ** 2,
         num_full_layers=len(vision.fullatt_block_indexes),
-    )  # fmt: skip
-    projector = ((width * merged, width * merged), (width * merged, vision.out_hidden_size))
-    count = config.text_config.num_hidden_layers
+    )
+
+
+def _qwen3_vl(config: Any) -> HostShape:
+    vision = config.vision_config
+    merger = _patch_merger(vision, vision.hidden_size, vision.out_hidden_size)
+    mergers = merger * (1 + len(vision.deepstack_visual_indexes))
+    return _with_grid(config, _grid_layer(vision, vision.intermediate_size, 2), mergers)
+
+
+def _glm4v(config: Any) -> HostShape:
+    vision = config.vision_config
+    out, hidden = vision.out_hidden_size, vision.intermediate_size
+    merged = (vision.hidden_size * vision.spatial_merge_size**2, out)
+    projector = (merged, (out, out), (out, hidden), (out, hidden), (hidden, out))
+    return _with_grid(config, _grid_layer(vision, out, 3), projector)
+
+
+def _grid_layer(vision: Any, hidden: int, matrices: int) -> LayerShape:
+    width, heads = vision.hidden_size, vision.num_heads
+    return LayerShape(width, hidden, heads, heads, width // heads, matrices)
+
+
+def _patch_merger(vision: Any, width: int, out: int) -> Projector:
+    merged = width * vision.spatial_merge_size**2
+    return ((merged, merged), (merged, out))
+
+
+def _with_grid(config: Any, layer: LayerShape, projector: Projector, **windows: int) -> HostShape:
+    """Return a host that takes images of any size; its tower ends with the projector."""
+    vision = config.vision_config
+    tower = TowerShape(
+        layer,
+        vision.depth,
+        vision.in_channels * vision.temporal_patch_size * vision.patch_size**2,
+        patches_per_token=vision.spatial_merge_size**2,
+        **windows,
+    )
+    return _of_any_size(config, tower, projector)
+
+
+def _pixtral(config: Any) -> HostShape:
+    width = config.text_config.hidden_size
+    projector = ((config.vision_config.hidden_size, width), (width, width))
+    return _of_any_size(config, _pixtral_tower(config.vision_config, 1), projector)
+
+
+def _mistral3(config: Any) -> HostShape:
+    merge, width = config.spatial_merge_size, config.vision_config.hidden_size
+    projector = ((width * merge**2, width), *_pixtral(config).projector)
+    return _of_any_size(config, _pixtral_tower(config.vision_config, merge), projector)
+
+
+def _pixtral_tower(vision: Any, merge: int) -> TowerShape:
+    layer = replace(_vision_layer(vision), matrices=3)
+    values = vision.num_channels * vision.patch_size**2
+    return TowerShape(layer, vision.num_hidden_layers, values, patches_per_token=merge**2)
+
+
+def _of_any_size(config: Any, tower: TowerShape, projector: Projector) -> HostShape:
+    layer, count = text_layer(config.text_config), config.text_config.num_hidden_layers
     return HostShape(config.model_type, layer, count, None, tower, projector, projects_again=False)
 
 
 _READERS = {
     "llava": _llava,
+    "llava_next": _tiled,
+    "llava_onevision": _tiled,
     "internvl": _internvl,
     "paligemma": _paligemma,
+    "gemma3": _gemma3,
     "smolvlm": _smolvlm,
+    "idefics3": _smolvlm,
+    "qwen2_vl": _qwen2_vl,
     "qwen2_5_vl": _qwen2_5_vl,
+    "qwen3_vl": _qwen3_vl,
+    "glm4v": _glm4v,
+    "mistral3": _mistral3,
 }
 
 LLAVA_7B = HostShape(

@@ -16,7 +16,9 @@ _NO_TEMPLATE = {"PaliGemmaProcessor": "{image}answer en {question}\n"}
 
 def image_token_id(processor: Any) -> int:
     """Return the id of the placeholder of one vision token."""
-    token_id = getattr(processor, "image_token_id", None)
+    # The processor of Gemma 3 calls the token that starts an image so.
+    token_id = getattr(processor.tokenizer, "image_token_id", None)
+    token_id = getattr(processor, "image_token_id", None) if token_id is None else token_id
     if token_id is None and (token := getattr(processor, "image_token", None)) is not None:
         token_id = processor.tokenizer.convert_tokens_to_ids(str(token))
     if token_id is None:

@@ -26,8 +26,8 @@ _CHUNK = 512  # query rows at a time, where all of them are needed
 _BASES = ("sdpa", "eager")
 _PREFIX = "eligo_rows_"
 
-Recorder = Callable[[Tensor, Tensor, Tensor | None, float], None]
-"""Called with queries, keys, mask and scaling of one attention call."""
+Recorder = Callable[[Tensor, Tensor, Tensor | None, float, float | None], None]
+"""Called with queries, keys, mask, scaling and cap of the logits of one attention call."""
 
 _thread = threading.local()
 _lock = threading.Lock()
@@ -78,7 +78,8 @@ def _attend(
     recorder = recorders().get(module)
     if recorder is not None:
         scaling = kwargs.get("scaling") or query.shape[-1] ** -0.5
-        recorder(query.detach(), key.detach(), attention_mask, scaling)
+        cap = kwargs.get("softcap") if base == "eager" else None  # SDPA has none
+        recorder(query.detach(), key.detach(), attention_mask, scaling, cap)
     if base == "eager":
         # Each modeling file defines its own.
         attend = sys.modules[type(module).__module__].eager_attention_forward
@@ -100,8 +101,12 @@ def attention_of_rows(
     mask: Tensor | None,
     scaling: float,
     rows: Int[Tensor, "batch rows"],
+    cap: float | None = None,
 ) -> Float[Tensor, "batch rows keys"]:
-    """Return the attention of the queries at `rows`, averaged over heads, in float32."""
+    """Return the attention of the queries at `rows`, averaged over heads, in float32.
+
+    `cap`: largest absolute value of a logit (Gemma 2).
+    """
     batch, heads, num_queries, dim = query.shape
     key_heads, num_keys, num_rows = key.shape[1], key.shape[2], rows.shape[1]
     rows = rows.to(query.device)
@@ -111,6 +116,8 @@ def attention_of_rows(
     picked = picked.reshape(batch, key_heads, -1, dim)
     logits = picked @ key.float().transpose(-1, -2) * scaling
     logits = logits.reshape(batch, heads, num_rows, num_keys)
+    if cap is not None:
+        logits = cap * (logits / cap).tanh()
     if mask is None:
         columns = torch.arange(num_keys, device=query.device)
         visible = columns <= index + num_keys - num_queries

@@ -14,7 +14,7 @@ from eligo.ops._checks import values_are_free
 from eligo.selection import Selection
 from eligo.tokens.hooks.attention import attention_of_rows, attention_received, recorders
 from eligo.tokens.hooks.cuda_graphs import select_tokens
-from eligo.tokens.hooks.layout import Layout, take
+from eligo.tokens.hooks.layout import Layout, take, take_index
 from eligo.tokens.hooks.prompt import Prompt
 from eligo.tokens.hosts import Capture, Host
 from eligo.tokens.reducer import TOWER_ROWS, Budget, Need, Reducer, ReducerContext
@@ -77,9 +77,20 @@ class ForwardPass:
     session: Any = None  # its `PruningSession`, for layers that run in other threads
     later: int = 0  # columns after the prompt, including those of this pass
     times: int = 1  # rows per row of the prompt
+    key_mask: Int[Tensor, "batch columns"] | None = None  # 1 for real columns of layer 0
+    prompt_masks: Sequence[Tensor | None] = ()  # the host's own, by layer, if some have windows
+    window_masks: dict[int | None, Tensor] = field(default_factory=dict)  # of later tokens
     has_grad: bool = False
-    # The host's mask and rotary tables, and their replacements; shared by layers between cuts.
+    # The host's mask and rotary tables, and their replacements; shared by layers between cuts
+    # that see equally many columns.
     adapted: dict[Any, tuple[Any, Any, Any]] = field(default_factory=dict)
+
+
+def columns_of(state: PromptState, layout: Layout) -> Int[Tensor, "batch width"]:
+    """Return the columns of the prompt in a layout."""
+    if layout.index is None:
+        return state.kept
+    return take_index(state.kept, layout.index.to(state.kept.device), ragged=layout.ragged)
 
 
 def run_reducer(reducer: Reducer, context: ReducerContext, budget: Budget) -> Selection:
@@ -202,21 +213,29 @@ class ContextBuilder:
         """Record the attention rows of `layer` that the next cut needs."""
         attention: nn.Module = self.host.layers[layer].self_attn  # pyright: ignore
 
-        def record(query: Tensor, key: Tensor, mask: Tensor | None, scaling: float) -> None:
+        def record(
+            query: Tensor, key: Tensor, mask: Tensor | None, scaling: float, cap: float | None
+        ) -> None:
             recorders().pop(attention, None)
             words = state.layout_of(layer).words
             if "attention_row" in needs:
                 place = words.gather(1, state.prompt.last_word.to(words.device)).clamp_min(0)
-                rows = attention_of_rows(query, key, mask, scaling, place)
+                rows = attention_of_rows(query, key, mask, scaling, place, cap)
                 state.last_word_rows[layer] = rows[:, 0]
             if "question_rows" in needs:
-                rows = attention_of_rows(query, key, mask, scaling, words.clamp_min(0))
+                rows = attention_of_rows(query, key, mask, scaling, words.clamp_min(0), cap)
                 state.word_rows[layer] = rows
 
         recorders()[attention] = record
 
     def record_tower_attention(
-        self, needs: Sequence[Need], query: Tensor, key: Tensor, mask: Tensor | None, scaling: float
+        self,
+        needs: Sequence[Need],
+        query: Tensor,
+        key: Tensor,
+        mask: Tensor | None,
+        scaling: float,
+        _cap: float | None,
     ) -> None:
         """Record the attention row of [CLS], or the mean of all rows, for the next capture."""
         if self.host.has_cls:

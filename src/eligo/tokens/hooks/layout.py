@@ -36,6 +36,7 @@ class Layout:
     counts: Sequence[int]  # tokens per image; known without a device sync
     lengths: Sequence[int]  # columns per row; known without a device sync
     bias: Float[Tensor, "batch width"] | None = None  # of the attention logits of these keys
+    added: Sequence[Float[Tensor, "images tokens dim"]] = ()  # what early layers add, by layer
 
     @property
     def batch(self) -> int:
@@ -85,6 +86,7 @@ class Layout:
             words=self.words.repeat_interleave(times, 0),
             lengths=[length for length in self.lengths for _ in range(times)],
             bias=None if self.bias is None else self.bias.repeat_interleave(times, 0),
+            added=(),
         )
 
 
@@ -215,6 +217,24 @@ def later_mask(
     if bias is None:
         return mask
     return add_bias(mask, F.pad(bias.to(mask.device), (0, later))[:, None, None], like)
+
+
+def window_mask(
+    columns: Int[Tensor, "batch keys"],
+    num_queries: int,
+    window: int | None,
+    key_mask: Shaped[Tensor, "batch keys"] | None,
+) -> Bool[Tensor, "batch 1 queries keys"]:
+    """Return the mask of the last queries over all keys, by their columns in the full prompt.
+
+    A window counts columns of the full prompt, also dropped ones. -1 pads.
+    """
+    keys = columns[:, None, None]
+    queries = keys[..., -num_queries:].transpose(-1, -2)
+    visible = (keys <= queries) & (keys >= 0)
+    if window is not None:
+        visible = visible & (queries - keys < window)
+    return visible if key_mask is None else visible & key_mask.bool()[:, None, None]
 
 
 def causal_mask(num_queries: int, num_keys: int, device: torch.device) -> Bool[Tensor, "1 1 _ _"]:

@@ -30,7 +30,7 @@ from eligo.tokens.hooks.context import (
     check_selection,
     run_reducer,
 )
-from eligo.tokens.hooks.layout import add_bias, arrange, causal_mask, prompt_mask, put, take_index
+from eligo.tokens.hooks.layout import add_bias, arrange, causal_mask, put, take_index
 from eligo.tokens.hooks.pruning import TokenRemoval
 from eligo.tokens.hosts import Host
 from eligo.tokens.plan import Plan
@@ -118,15 +118,17 @@ class TokenMasking(TokenRemoval):
             if layer in self.cuts:
                 hidden = self._scale(hidden, state, survivors)
             survivors = None
-        if survivors is None and state.base.bias is None:
+        if survivors is None and state.base.bias is None and not self.host.has_windows:
             return hidden, {}
         mask = kwargs.get("attention_mask")
-        cached = forward.adapted.get(survivors)
+        key = (survivors, self.host.windows[layer])
+        cached = forward.adapted.get(key)
         # A checkpointed layer must repeat exactly the same operations in backward.
         recompute = self.is_checkpointed() and forward.has_grad
         if cached is None or cached[0] is not mask or recompute:
-            cached = (mask, None, self._mask(mask, state, survivors, hidden))
-            forward.adapted[survivors] = cached
+            shown = self.layer_mask(layer, forward, state.base, hidden, kwargs)
+            cached = (mask, None, self._hidden_mask(shown, state, survivors, hidden))
+            forward.adapted[key] = cached
         changed: dict[str, Any] = {"attention_mask": cached[2]}
         if cached[2] is not None and cached[2].requires_grad and not hidden.requires_grad:
             # If only the mask requires grad, CUDA's fused attention does not save its log-sum-exp.
@@ -136,7 +138,7 @@ class TokenMasking(TokenRemoval):
             dropped = self._put((~survivors.alive & real).long(), state)
             positions: Tensor = kwargs["position_ids"]
             positions = positions - dropped.cumsum(-1).to(positions.device)
-            changed["position_embeddings"] = self.host.text.rotary_emb(hidden, positions)
+            changed["position_embeddings"] = self.host.rotary(layer, hidden, positions)
         return hidden, changed
 
     def _latest(self, layer: int, state: PromptState) -> _Survivors | None:
@@ -186,11 +188,11 @@ class TokenMasking(TokenRemoval):
             state.trace.stages.append(StageTrace(layer, reducer.name, kept, positions, watch))
         return survivors
 
-    def _mask(
+    def _hidden_mask(
         self, mask: Tensor | None, state: PromptState, survivors: _Survivors | None, hidden: Tensor
     ) -> Tensor | None:
+        """Return the mask with the logits of dropped tokens lowered."""
         base = state.base
-        mask = prompt_mask(mask, base, hidden, flat=False)
         if survivors is None:
             return mask
         if mask is None:

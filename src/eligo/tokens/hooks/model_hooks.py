@@ -41,6 +41,7 @@ class _Current(threading.local):
 
     session: "PruningSession | None" = None
     forward: ForwardPass | None = None
+    has_images: bool = False
 
 
 class ModelHooks:
@@ -111,12 +112,15 @@ class ModelHooks:
         session.begin_pass()
         self._current.session = session
         self._current.forward, kwargs = session.enter_core(module, args, kwargs)
+        self._current.has_images = self._current.forward is not None
         return (), kwargs
 
-    def _after_core(self, *_: Any) -> None:
+    def _after_core(self, _module: nn.Module, _args: Args, output: Any) -> None:
         session, self._current.session, self._current.forward = self._current.session, None, None
         recorders().clear()
         if session is not None:
+            if not self._current.has_images:
+                session.leave_text_only(getattr(output, _CACHE, None))
             session.end_pass()
 
     def _on_text(self, _module: nn.Module, args: Args, kwargs: Kwargs) -> Call | None:

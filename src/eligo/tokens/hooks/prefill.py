@@ -70,7 +70,36 @@ class PrefillPatcher:
         changed["attention_mask"] = self._kept_mask(mask, scan, state, kwargs)
         if kwargs.get("token_type_ids") is not None:
             changed["token_type_ids"] = take(kwargs["token_type_ids"], state.kept)
-        return ForwardPass(state, is_prompt=True), {**kwargs, **changed}
+        forward = ForwardPass(state, is_prompt=True, key_mask=changed["attention_mask"])
+        if host.has_windows:
+            forward.prompt_masks = host.prompt_masks(kwargs)
+        return forward, {**kwargs, **changed}
+
+    def is_text(self, kwargs: Kwargs) -> bool:
+        """Whether a prompt has neither an image nor a place for one (device sync)."""
+        input_ids = kwargs.get("input_ids")
+        if input_ids is None or _has_image(kwargs):
+            return False
+        prompt = input_ids[:, : self._prompt_length(input_ids, kwargs)]
+        return not bool((prompt == self.host.image_token_id).any())
+
+    def continue_text(self, cache: Any, kwargs: Kwargs) -> Kwargs:
+        """Return the arguments of later tokens of a prompt without an image.
+
+        Hosts with several axes of positions would shift them as in the latest prompt with one.
+        """
+        given = kwargs["inputs_embeds" if kwargs.get("input_ids") is None else "input_ids"]
+        if not self.host.mrope:
+            return kwargs
+        positions = self.host.later_positions(
+            kwargs.get("position_ids"),
+            torch.zeros(len(given), 1, dtype=torch.long),
+            kwargs.get("attention_mask"),
+            past=cache.get_seq_length(),
+            new=given.shape[1],
+            device=given.device,
+        )
+        return {**kwargs, "position_ids": positions}
 
     def _encode(self, kwargs: Kwargs) -> Capture:
         if kwargs.get("pixel_values") is not None:
@@ -80,8 +109,8 @@ class PrefillPatcher:
         outputs = _encoded_image(kwargs)
         if outputs is None:
             raise InputError(
-                "pruning: got a prompt without an image; expected pixel_values, and the prompt in "
-                "one piece: run text alone outside of pruning; chunked prefill is not supported"
+                "pruning: got image tokens without an image; expected pixel_values, and the prompt "
+                "in one piece: chunked prefill is not supported"
             )
         capture, stage = self.host.captured(outputs), self.plan.stage1
         needs = () if stage is None else stage.reducer.needs
@@ -119,6 +148,7 @@ class PrefillPatcher:
         if len(set(prompt.counts)) > 1:
             positions = positions.masked_fill(prompt.columns < 0, -1)
         columns, counts, sizes, key_bias = prompt.columns, prompt.counts, None, None
+        added = [prompt.stack(features).to(words.device) for features in capture.added]
         if stage is None:
             vision = prompt.stack(capture.projected)
         else:
@@ -135,6 +165,7 @@ class PrefillPatcher:
             ragged = len(set(counts)) > 1
             columns = take_index(columns, selection.indices, ragged=ragged)
             positions = take_index(positions, selection.indices, ragged=ragged)
+            added = [selection.fold(features) for features in added]
             trace.stages.append(StageTrace(0, stage.reducer.name, selection, positions, watch))
         lengths = row_index.reduced_lengths([length] * row_index.batch, prompt.counts, counts)
         kept, order, places = arrange(prompt.words, row_index.by_row(columns, -1), lengths)
@@ -152,6 +183,7 @@ class PrefillPatcher:
             counts=counts,
             lengths=lengths,
             bias=key_bias,
+            added=added,
         )
         vision = row_index.by_row(vision.to(words.device, words.dtype))
         embeds = take(torch.cat([words, vision], dim=1), order, ragged=False)
@@ -188,11 +220,7 @@ class PrefillPatcher:
                 "pruning: got a cache that was not filled inside this context; expected all turns "
                 "of a conversation, and the cache itself (not a copy), in one `with pruning(...)`"
             )
-        if kwargs.get("pixel_values") is not None or _encoded_image(kwargs) is not None:
-            raise InputError(
-                "pruning: got an image together with a filled cache; images of later turns and "
-                "chunked prefill are not supported: expected all images in the first turn"
-            )
+        refuse_image(kwargs)
         given = kwargs["inputs_embeds" if kwargs.get("input_ids") is None else "input_ids"]
         batch, num_given = given.shape[:2]
         if batch % state.base.batch:
@@ -226,7 +254,9 @@ class PrefillPatcher:
         elif state.base.ragged:
             mask = F.pad((kept >= 0).long(), (0, cached + new), value=1)
         changed["attention_mask"] = mask
-        forward = ForwardPass(state, is_prompt=False, later=cached + new, times=times)
+        forward = ForwardPass(
+            state, is_prompt=False, later=cached + new, times=times, key_mask=mask
+        )
         return forward, {**kwargs, **changed}
 
     def _num_new(self, state: PromptState, cached: int, num_given: int, kwargs: Kwargs) -> int:
@@ -259,6 +289,19 @@ def _encoded_image(kwargs: Kwargs) -> Any:
     """Return the image features that `generate` computed beforehand, if it did."""
     outputs = kwargs.get("mm_encoder_outputs")
     return outputs.get("image") if isinstance(outputs, Mapping) else None
+
+
+def _has_image(kwargs: Kwargs) -> bool:
+    return kwargs.get("pixel_values") is not None or _encoded_image(kwargs) is not None
+
+
+def refuse_image(kwargs: Kwargs) -> None:
+    """Raise if there is an image in a later turn."""
+    if _has_image(kwargs):
+        raise InputError(
+            "pruning: got an image together with a filled cache; images of later turns and "
+            "chunked prefill are not supported: expected all images in the first turn"
+        )
 
 
 def _check_mask(mask: Any) -> None:

@@ -237,8 +237,8 @@ def _assign(num_vision: Sequence[int], num_tokens: list[int]) -> tuple[list[int]
     total, captured = sum(num_vision), sum(num_tokens)
     if total == 0:
         raise InputError(
-            "pruning: got a prompt without image tokens, expected one per vision token; let the "
-            "processor write the prompt, and run text alone outside of pruning"
+            "pruning: got an image and a prompt without image tokens, expected one per vision "
+            "token; let the processor write the prompt"
         )
     beams = total // captured if captured and total % captured == 0 else 0
     mismatch = InputError(

@@ -15,13 +15,18 @@ from torch import Tensor, nn
 
 from eligo import ops
 from eligo.selection import Selection
-from eligo.tokens.hooks.context import ForwardPass, Kwargs, MergedTokens, PromptState, run_reducer
+from eligo.tokens.hooks.context import (
+    ForwardPass,
+    Kwargs,
+    MergedTokens,
+    PromptState,
+    columns_of,
+    run_reducer,
+)
 from eligo.tokens.hooks.layout import (
     Layout,
     arrange,
     inverse,
-    later_mask,
-    prompt_mask,
     put,
     take,
     take_index,
@@ -85,24 +90,21 @@ class TokenRemoval(PruningSession):
             layout, hidden = self._enter(layer, forward.state, hidden)
         else:
             layout = forward.state.layout_of(layer, forward.times)
-        if layout.index is None and layout.bias is None:
+        if layout.index is None and layout.bias is None and not self.host.has_windows:
             return hidden, {}
         mask, tables = kwargs.get("attention_mask"), kwargs.get("position_embeddings")
-        cached = forward.adapted.get(layout)
+        key = (layout, self.host.windows[layer])
+        cached = forward.adapted.get(key)
         if cached is None or cached[0] is not mask or cached[1] is not tables:
-            adapted = self._mask_and_tables(layout, forward, hidden, kwargs)
-            cached = forward.adapted[layout] = (mask, tables, adapted)
+            adapted = self._mask_and_tables(layer, layout, forward, hidden, kwargs)
+            cached = forward.adapted[key] = (mask, tables, adapted)
         return hidden, cached[2]
 
     def _mask_and_tables(
-        self, layout: Layout, forward: ForwardPass, hidden: Tensor, kwargs: Kwargs
+        self, layer: int, layout: Layout, forward: ForwardPass, hidden: Tensor, kwargs: Kwargs
     ) -> Kwargs:
-        mask, tables = kwargs.get("attention_mask"), kwargs.get("position_embeddings")
-        flat, length = self.host.is_flash, forward.state.base.width
-        if forward.is_prompt:
-            mask = prompt_mask(mask, layout, hidden, flat=flat)
-        else:
-            mask = later_mask(mask, layout, length, forward.later, hidden, flat=flat)
+        tables = kwargs.get("position_embeddings")
+        mask = self.layer_mask(layer, forward, layout, hidden, kwargs)
         changed: dict[str, Any] = {"attention_mask": mask}
         if layout.index is None:
             return changed
@@ -110,7 +112,9 @@ class TokenRemoval(PruningSession):
         changed["position_ids"] = None
         if self.plan.positions == "reindex":
             positions = kwargs["position_ids"]
-            changed["position_embeddings"] = self._reindexed(forward, layout, positions, hidden)
+            changed["position_embeddings"] = self._reindexed(
+                layer, forward, layout, positions, hidden
+            )
         elif forward.is_prompt and tables is not None:
             changed["position_embeddings"] = take_rotary(tables, layout.index, ragged=layout.ragged)
         return changed
@@ -131,7 +135,7 @@ class TokenRemoval(PruningSession):
             is_same = layer > 0 and layout is state.layouts[layer - 1]
             state.layouts[layer] = layout
             # Layers between two cuts share their columns.
-            columns = state.trace.columns[-1] if is_same else _columns(state, layout)
+            columns = state.trace.columns[-1] if is_same else columns_of(state, layout)
             state.trace.columns.append(columns)
         return layout, hidden
 
@@ -172,6 +176,7 @@ class TokenRemoval(PruningSession):
             counts=counts,
             lengths=lengths,
             bias=bias,
+            added=[selection.fold(features.to(hidden.device)) for features in before.added],
         )
         state.trace.stages.append(StageTrace(layer, reducer.name, selection, positions, watch))
         return move, selection if selection.assignment is not None else None, layout
@@ -184,7 +189,7 @@ class TokenRemoval(PruningSession):
         return put(hidden, folded, take_index(images, selection.indices), rows)
 
     def _reindexed(
-        self, forward: ForwardPass, layout: Layout, positions: Tensor, hidden: Tensor
+        self, layer: int, forward: ForwardPass, layout: Layout, positions: Tensor, hidden: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return rotary tables for positions without gaps, from the host's own module."""
         assert layout.index is not None
@@ -196,11 +201,4 @@ class TokenRemoval(PruningSession):
             positions = positions.gather(-1, index.clamp_min(0))
         else:
             positions = positions - dropped.sum(-1, keepdim=True)
-        return self.host.text.rotary_emb(hidden, positions)
-
-
-def _columns(state: PromptState, layout: Layout) -> Tensor:
-    """Return the columns of the prompt in a layout."""
-    if layout.index is None:
-        return state.kept
-    return take_index(state.kept, layout.index.to(state.kept.device), ragged=layout.ragged)
+        return self.host.rotary(layer, hidden, positions)

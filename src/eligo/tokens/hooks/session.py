@@ -8,9 +8,10 @@ import inspect
 import threading
 from collections.abc import Callable, Mapping, Set
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,9 @@ from eligo.tokens.hooks.context import (
     Kwargs,
     MergedTokens,
     PromptState,
+    columns_of,
 )
+from eligo.tokens.hooks.layout import Layout, later_mask, prompt_mask, put, window_mask
 from eligo.tokens.hooks.model_hooks import (
     Args,
     Call,
@@ -32,11 +35,11 @@ from eligo.tokens.hooks.model_hooks import (
     register,
     unregister,
 )
-from eligo.tokens.hooks.prefill import PrefillPatcher
+from eligo.tokens.hooks.prefill import PrefillPatcher, refuse_image
 from eligo.tokens.hosts import Host, host_of
 from eligo.tokens.plan import Plan
 from eligo.tokens.reducer import TOWER_ROWS, Budget, Need, Reducer, ReducerContext
-from eligo.tokens.trace import LatestTrace
+from eligo.tokens.trace import LatestTrace, Trace
 
 _ROWS: Set[Need] = frozenset({"attention_row", "question_rows"})
 
@@ -63,6 +66,7 @@ class PruningSession:
         self._question_mask, self._scene, self._host_factory = question_mask, scene, host_factory
         self.is_open = False
         self._states: WeakKeyDictionary[Any, PromptState] = WeakKeyDictionary()  # by cache
+        self._text_caches: WeakSet[Any] = WeakSet()  # of prompts without an image
         self._stack = ExitStack()
         self._passes: list[int] = []  # threads that are in a forward pass
         self._pass_ended = threading.Condition()
@@ -127,7 +131,46 @@ class PruningSession:
 
     def has_filled(self, cache: Any) -> bool:
         """Whether a prompt was written to a cache in this session."""
-        return cache in self._states
+        return cache in self._states or cache in self._text_caches
+
+    def layer_mask(
+        self, layer: int, forward: ForwardPass, layout: Layout, like: Tensor, kwargs: Kwargs
+    ) -> Tensor | None:
+        """Return the mask of a layer that sees `layout`.
+
+        With sliding windows, the host's masks of what is left are of no use: they count the
+        columns that are left, and those in the cache of one layer of each kind.
+        """
+        state, mask, flat = forward.state, kwargs.get("attention_mask"), self.host.is_flash
+        if forward.is_prompt:
+            if self.host.has_windows:
+                mask = forward.prompt_masks[layer]
+                layout = replace(layout, index=columns_of(state, layout))
+            return prompt_mask(mask, layout, like, flat=flat)
+        if self.host.has_windows:
+            mask = self._later_window_mask(self.host.windows[layer], forward, like)
+        length, num_queries = state.base.width, like.shape[1]
+        mask = later_mask(mask, layout, length, forward.later, like, flat=flat)
+        cache = kwargs.get("past_key_values")
+        window = None if cache is None else getattr(cache.layers[layer], "sliding_window", None)
+        if mask is None or window is None:
+            return mask
+        # The cache still has all keys of the window: fewer tokens reach further back.
+        return mask[..., -(window - 1 + num_queries) :]
+
+    def _later_window_mask(self, window: int | None, forward: ForwardPass, like: Tensor) -> Tensor:
+        """Return the mask of later tokens over the columns of layer 0 and all later ones."""
+        if window not in forward.window_masks:
+            kept, length = forward.state.kept, forward.state.length
+            kept = kept.repeat_interleave(forward.times, 0)
+            later = torch.arange(length, length + forward.later, device=kept.device)
+            columns = torch.cat([kept, later.expand(len(kept), -1)], -1)
+            mask = window_mask(columns, like.shape[1], window, forward.key_mask)
+            if self.host.attention == "eager":
+                lowest = torch.finfo(like.dtype).min
+                mask = torch.zeros_like(mask, dtype=like.dtype).masked_fill(~mask, lowest)
+            forward.window_masks[window] = mask
+        return forward.window_masks[window].to(like.device)
 
     def is_checkpointed(self) -> bool:
         """Whether layers run again in backward."""
@@ -157,9 +200,13 @@ class PruningSession:
                 "may differ in length"
             )
         if cache is not None and any(getattr(cache, "is_sliding", [])):
-            raise InputError(
-                "pruning: got a cache with sliding-window layers; expected full attention in all"
-            )
+            sizes = [getattr(layer, "sliding_window", None) for layer in cache.layers]
+            pairs = zip(sizes, self.host.windows, strict=False)
+            if any(size not in (None, window) for size, window in pairs):
+                raise InputError(
+                    f"pruning: got a cache with sliding-window layers of sizes {sizes}; expected "
+                    f"those of the model, {self.host.windows}, or a cache without windows"
+                )
         keep = kwargs.get("logits_to_keep", 0)
         if isinstance(keep, Tensor):
             raise InputError(
@@ -203,21 +250,35 @@ class PruningSession:
 
     def enter_core(
         self, module: nn.Module, args: Args, kwargs: Kwargs
-    ) -> tuple[ForwardPass, Kwargs]:
-        """Start a pass over a prompt or over later tokens; return it and the new arguments."""
+    ) -> tuple[ForwardPass | None, Kwargs]:
+        """Start a pass over a prompt or over later tokens; return it and the new arguments.
+
+        None: the pass has no image, and the model runs as it is.
+        """
         kwargs = self.check_call(module, args, kwargs)
         outputs = kwargs.get("mm_encoder_outputs")
         video = outputs.get("video") if isinstance(outputs, Mapping) else None
         if video is not None or kwargs.get("pixel_values_videos") is not None:
             raise InputError("pruning: got a video; expected images: frames are not supported")
         cache = kwargs.get("past_key_values")
+        if cache is not None and cache in self._text_caches:
+            refuse_image(kwargs)
+            return None, self.prefill.continue_text(cache, kwargs)
         if cache is not None and cache.get_seq_length() > 0:
             forward, kwargs = self.prefill.proceed(self._states.get(cache), cache, kwargs)
+        elif self.prefill.is_text(kwargs):
+            self.trace.show(Trace(num_columns=kwargs["input_ids"].shape[1]))
+            return None, kwargs
         else:
             forward, kwargs = self.begin(kwargs)
             self.trace.show(forward.state.trace)
         forward.session = self
         return forward, kwargs
+
+    def leave_text_only(self, cache: Any) -> None:
+        """Remember the cache of a prompt without an image: its later turns run as they are."""
+        if cache is not None:
+            self._text_caches.add(cache)
 
     def enter_layer(self, index: int, forward: ForwardPass, args: Args, kwargs: Kwargs) -> Call:
         """Return the arguments of a layer."""
@@ -229,9 +290,19 @@ class PruningSession:
             after = self.cuts.get(index + 1)
             if after is not None and (rows := _ROWS & after.reducer.needs):
                 self.contexts.record_attention(index, forward.state, rows)
+            hidden = self._with_added(index - 1, forward.state, hidden)
         hidden, changed = self.adapt_inputs(index, forward, hidden, kwargs)
         kwargs.update(changed)
         return (hidden, *args[1:]), kwargs
+
+    def _with_added(self, layer: int, state: PromptState, hidden: Tensor) -> Tensor:
+        """Return the output of a layer with what the host adds to it (DeepStack)."""
+        layout = state.layout_of(layer)
+        if not 0 <= layer < len(layout.added):
+            return hidden
+        added = layout.added[layer].to(hidden.device, hidden.dtype)
+        images, rows = layout.images.to(hidden.device), state.prompt.rows.to(hidden.device)
+        return hidden + put(torch.zeros_like(hidden), added, images, rows)
 
     def leave_text(self, module: nn.Module, output: Any) -> None:
         """Check in backward that the hooks are still there if checkpointed layers run again."""

@@ -7,13 +7,15 @@ support another family, subclass `Host` and pass it: `pruning(model, plan, host=
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from transformers.masking_utils import create_masks_for_generate
 
 from eligo.errors import EligoError, InputError
 from eligo.tokens.hooks.attention import attention_of
@@ -25,6 +27,8 @@ Ids = Int[Tensor, "batch length"]
 Patches = Float[Tensor, "images patches"]
 TokenValues = Float[Tensor, "images tokens"]
 
+LAYER_KINDS = ("full_attention", "sliding_attention")
+"""Kinds of layers of language models that can be pruned."""
 _CAPTURE = "eligo_capture"
 
 
@@ -37,6 +41,8 @@ class Capture:
     grids: Sequence[tuple[int, int]]  # rows and columns of tokens
     cls_row: Sequence[Float[Tensor, " _"]] | None = None  # attention over the tokens
     object_row: Sequence[Float[Tensor, " _"]] | None = None  # the same in a middle layer
+    # By layer, then image: what the language model adds to the states after each early layer.
+    added: Sequence[Sequence[Float[Tensor, "_ text_width"]]] = ()
 
     @property
     def num_tokens(self) -> list[int]:
@@ -52,6 +58,7 @@ class _Call(threading.local):
         self.tower_rows: dict[str, list[Tensor]] = {need: [] for need in TOWER_ROWS}
         self.tower_output: Any = None
         self.is_projecting = False
+        self.grids: list[tuple[int, int]] = []
 
 
 class Host:
@@ -67,6 +74,10 @@ class Host:
     """Whether positions have several axes."""
     object_depth: ClassVar[float] = 3 / 8
     """Depth of the tower layer whose attention shows objects (HiPrune: 9 of CLIP's 24)."""
+    reduces_projected: ClassVar[bool] = False
+    """Whether stage 1 gets projected features: the projector does not work token by token."""
+    budget_unit: ClassVar[str] = "image"
+    """What a budget counts tokens of."""
     image_inputs: ClassVar[tuple[str, ...]] = ("pixel_values",)
     """Arguments of the core that `get_image_features` takes too."""
 
@@ -136,7 +147,7 @@ class Host:
     @property
     def feature_width(self) -> int:
         """Width of the features that stage 1 gets."""
-        return self.tower.config.hidden_size
+        return self.text_width if self.reduces_projected else self.tower.config.hidden_size
 
     @property
     def supply(self) -> int | None:
@@ -189,6 +200,56 @@ class Host:
         """Whether it is flash attention, which takes masks of keys only."""
         return self.attention.startswith("flash")
 
+    @cached_property
+    def windows(self) -> list[int | None]:
+        """Columns that each layer sees; None: all of them."""
+        config = self.text.config
+        window = getattr(config, "sliding_window", None)
+        kinds = getattr(config, "layer_types", None) or []
+        if not kinds:
+            return [window] * len(self.layers)
+        if unknown := set(kinds) - set(LAYER_KINDS):
+            raise InputError(
+                f"{self.family}: this language model has layers of kind {sorted(unknown)}; "
+                "expected full or sliding-window attention in all"
+            )
+        if "sliding_attention" in kinds and window is None:
+            raise InputError(
+                f"{self.family}: this language model has sliding-window layers without a size; "
+                "expected sliding_window in its config"
+            )
+        return [window if kind == "sliding_attention" else None for kind in kinds]
+
+    @cached_property
+    def has_windows(self) -> bool:
+        """Whether some layer sees a window of columns only."""
+        return any(window is not None for window in self.windows)
+
+    def prompt_masks(self, inputs: Mapping[str, Any]) -> list[Tensor | None]:
+        """Return the host's own mask of the whole prompt for each layer; None: causal."""
+        ids: Tensor = inputs["input_ids"]
+        masks = self.make_masks(
+            config=self.text.config,
+            inputs_embeds=torch.empty(*ids.shape, 0, device=ids.device, dtype=self.text.dtype),
+            attention_mask=inputs.get("attention_mask"),
+            past_key_values=None,
+            position_ids=None,
+            token_type_ids=inputs.get("token_type_ids"),
+        )
+        kinds = getattr(self.text.config, "layer_types", None) or [None] * len(self.layers)
+        return [masks[kind] if isinstance(masks, dict) else masks for kind in kinds]
+
+    @property
+    def make_masks(self) -> Callable[..., Any]:
+        """The function with which the host makes its masks."""
+        return create_masks_for_generate
+
+    def rotary(
+        self, _layer: int, hidden: Float[Tensor, "batch length width"], positions: Positions
+    ) -> tuple[Tensor, Tensor]:
+        """Return the rotary tables of a layer."""
+        return self.text.rotary_emb(hidden, positions)
+
     def hooks(self) -> list[Any]:
         """Register the hooks that capture features; return their handles."""
         assert self.projector is not None
@@ -197,19 +258,17 @@ class Host:
     def _capture_output(self, _module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         if self._call.is_projecting:
             return
-        features: Tensor = args[0]
+        features: Tensor = output if self.reduces_projected else args[0]
         side = math.isqrt(output.shape[1])
         if side * side != output.shape[1] or features.shape[:2] != output.shape[:2]:
             raise EligoError(
                 f"{self.family}: got {tuple(output.shape)} from the projector, expected a square "
                 "grid of tokens per image; free aspect ratios are supported in Qwen2.5-VL"
             )
-        self.capture = Capture(
-            features=list(features),
-            projected=list(output),
-            grids=[(side, side)] * len(output),
-            **{need: list(self.rows_to_tokens(rows)) for need, rows in self._take_rows().items()},
-        )
+        taken = self._take_rows().items()
+        rows: dict[str, Any] = {need: list(self.rows_to_tokens(values)) for need, values in taken}
+        grids = [(side, side)] * len(output)
+        self.capture = Capture(list(features), list(output), grids, **rows)
 
     def _take_rows(self) -> dict[str, Tensor]:
         """Return the recorded rows by need, and forget them."""
@@ -230,7 +289,7 @@ class Host:
         self, features: Float[Tensor, "images tokens width"]
     ) -> Float[Tensor, "images tokens text_width"]:
         """Project reduced tower features to the language model."""
-        if self.projector is None:
+        if self.projector is None or self.reduces_projected:
             return features
         self._call.is_projecting = True  # nothing to capture
         try:
@@ -278,11 +337,10 @@ class Host:
 
     def check(self) -> None:
         """Raise for variants of the family that cannot be pruned."""
-        kinds = getattr(self.text.config, "layer_types", None) or []
-        if any(kind != "full_attention" for kind in kinds):
+        if self.has_windows and self.is_flash:
             raise InputError(
-                f"{self.family}: this language model has layers of kind {sorted(set(kinds))}; "
-                "expected full attention in all: sliding windows count removed columns"
+                f"{self.family}: flash attention counts columns to find a sliding window, also "
+                "removed ones; load the model with attn_implementation='sdpa' (Gemma 2: 'eager')"
             )
 
 

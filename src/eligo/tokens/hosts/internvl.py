@@ -7,6 +7,7 @@ class InternVL(Host):
     """2x2 patches become one token before the projector."""
 
     family = "InternVL"
+    budget_unit = "tile"
     image_inputs = ("pixel_values", "vision_feature_layer", "vision_feature_select_strategy")
 
     @property

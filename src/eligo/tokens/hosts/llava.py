@@ -4,7 +4,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from eligo.errors import InputError
 from eligo.tokens.hosts.base import Host
 
 
@@ -34,12 +33,3 @@ class Llava(Host):
         chosen = [layers] if isinstance(layers, int) else layers
         first = int(self.has_cls)
         return torch.cat([states[layer][:, first:] for layer in chosen], -1)
-
-    def check(self) -> None:
-        """Raise for Pixtral towers, which flatten images of any shape into one row."""
-        super().check()
-        if self.tower.config.model_type == "pixtral":
-            raise InputError(
-                "LLaVA with a Pixtral tower: free image shapes are not supported; expected a CLIP "
-                "or SigLIP tower, or another host (Qwen2.5-VL)"
-            )

@@ -1,4 +1,7 @@
-"""PaliGemma: a SigLIP tower, one linear layer, a Gemma."""
+"""PaliGemma: a SigLIP tower, one linear layer, a Gemma; in PaliGemma 2 with sliding windows."""
+
+from collections.abc import Callable
+from typing import Any
 
 from eligo.tokens.hosts.base import Host
 
@@ -13,3 +16,10 @@ class PaliGemma(Host):
     def supply(self) -> int | None:
         """Tokens of an image of fixed size."""
         return self.patches_per_side**2
+
+    @property
+    def make_masks(self) -> Callable[..., Any]:
+        """The function that also reads which tokens are the prefix."""
+        from transformers import PaliGemmaForConditionalGeneration
+
+        return PaliGemmaForConditionalGeneration.create_masks_for_generate

@@ -9,6 +9,7 @@ class SmolVLM(Host):
     """Images are split into sub-images, along an extra axis of the pixels."""
 
     family = "SmolVLM"
+    budget_unit = "tile"
     text_name = "text_model"
     projector_name = "connector"
     tower_name = "vision_model"

@@ -164,9 +164,9 @@ def run_rounds(
 def _marking(model: Any, marks: Marks) -> Iterator[Marks]:
     """Register hooks that mark the end of the projector and the run of the language model."""
     host = host_of(model)
-    assert host.projector is not None
+    last = host.tower if host.projector is None else host.projector
     handles = [
-        host.projector.register_forward_hook(lambda *_: marks.set("projected")),
+        last.register_forward_hook(lambda *_: marks.set("projected")),
         host.text.register_forward_pre_hook(lambda *_: marks.set("llm")),
         host.text.register_forward_hook(lambda *_: marks.set("llm_end")),
     ]

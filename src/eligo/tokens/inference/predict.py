@@ -258,7 +258,7 @@ def _heading(stage: StageTrace) -> str:
     return f"{stage.name} {place}: {kept} tokens"
 
 
-def _kept(stage: StageTrace, trace: Trace) -> list[Bool[Tensor, "rows columns"]]:
+def _kept(stage: StageTrace, trace: Trace) -> list[Bool[Tensor, "_ _"]]:
     """Return which tokens of each grid a stage kept."""
     assert trace.grid is not None
     masks = []
@@ -269,6 +269,13 @@ def _kept(stage: StageTrace, trace: Trace) -> list[Bool[Tensor, "rows columns"]]
     return masks
 
 
+def _with_newlines(image: Image.Image, columns: int) -> Image.Image:
+    """Return the image with room for the last of `columns`, which holds the newlines."""
+    wider = Image.new("RGB", (image.width + image.width // max(columns - 1, 1), image.height))
+    wider.paste(image)
+    return wider
+
+
 def _tower_images(
     processor: Any, inputs: dict[str, Tensor], image: Image.Image, trace: Trace
 ) -> list[Image.Image]:
@@ -277,6 +284,8 @@ def _tower_images(
     assert trace.grid is not None
     if pixels.ndim < 4:  # a list of patches: the whole image
         return [image] * len(trace.grid)
+    if type(processor).__name__ in ("LlavaNextProcessor", "LlavaOnevisionProcessor"):
+        return [image, _with_newlines(image, int(trace.grid[1, 1]))]
     mean, std = (
         torch.tensor(getattr(processor.image_processor, name)).view(3, 1, 1)
         for name in ("image_mean", "image_std")

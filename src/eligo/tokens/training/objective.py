@@ -82,8 +82,10 @@ def record_attention(
     rows: list[Tensor] = []
     found: list[Tensor] = []
 
-    def record(query: Tensor, key: Tensor, mask: Tensor | None, scaling: float) -> None:
-        rows.append(attention_of_rows(query, key, mask, scaling, last_prompt))
+    def record(
+        query: Tensor, key: Tensor, mask: Tensor | None, scaling: float, cap: float | None
+    ) -> None:
+        rows.append(attention_of_rows(query, key, mask, scaling, last_prompt, cap))
         if len(rows) == len(middle):
             mean = torch.stack(rows).mean(0)
             mean = mean.gather(-1, columns.expand(-1, mean.shape[1], -1)).flatten(0, 1)

@@ -1,15 +1,20 @@
 """Helpers that the studies of all families share."""
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from eligo.cli.console import print_text
 from eligo.errors import InputError
+from eligo.io.locks import FileLock
 from eligo.io.reading import read_json, reading
 from eligo.train.progress import ProgressBar
 
 QUICK = "--quick: a test run only; its numbers are meaningless"
+_WAIT = 0.5  # seconds between checks for a free run
 
 
 def study_folder(out: Path, quick: bool) -> Path:
@@ -53,3 +58,43 @@ def print_end(quick: bool, written: Path | None) -> None:
         print_text(QUICK)
     if written is not None:
         print_text(f"written: {written}")
+
+
+@contextmanager
+def claimed(path: Path) -> Iterator[bool]:
+    """Yield whether this process holds the lock of a run; a lock ends with its process."""
+    lock = FileLock.acquire(path)
+    try:
+        yield lock is not None
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def work_through(missing: Callable[[], Sequence[Any]], attempt: Callable[[Any], bool]) -> None:
+    """Attempt the missing runs until there are none; wait where other processes have all of them.
+
+    `attempt` returns False if it could not start a run: another process does it, or it needs one
+    that is not finished.
+    """
+    while todo := missing():
+        if not any(map(attempt, todo)):
+            time.sleep(_WAIT)
+
+
+@contextmanager
+def helpers(count: int, target: Callable[..., None], *arguments: Any) -> Iterator[None]:
+    """Within the block, `count` more processes call `target`; the block's end waits for them.
+
+    They are spawned, as a forked process cannot use a GPU. If one dies, its locks are released and
+    another process takes its run.
+    """
+    spawned = [
+        get_context("spawn").Process(target=target, args=arguments, daemon=True)
+        for _ in range(count)
+    ]
+    for process in spawned:
+        process.start()
+    yield
+    for process in spawned:
+        process.join()

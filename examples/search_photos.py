@@ -1,9 +1,10 @@
-"""Index a folder of photos, and find those that match a text.
+"""Index a folder of photos, find those that match a text, and show them on a page.
 
     python examples/search_photos.py PHOTOS "a dog on a red sofa" [MODEL]
 
-MODEL: a retrieval model (a folder or a name), made by `eligo patches train` or `convert`. The
-default is the shipped model, which knows only generated scenes, no photos.
+MODEL: a CLIP or SigLIP model, or one made by `eligo patches train` (a folder or a name). The
+default is the shipped model, which knows only generated scenes, no photos. Run it again after you
+added photos: only those are encoded.
 """
 
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from eligo.errors import exit_on_error
 from eligo.patches import RetrievalModel
 from eligo.patches.index import ImageFiles, Searcher, build_index
+from eligo.report.search_page import search_page, write_page
 
 
 @exit_on_error()
@@ -25,9 +27,11 @@ def main(photos: str, text: str, name: str = "patches") -> None:
         print(f"not read: {skipped['id']}: {skipped['why']}")
 
     searcher = Searcher(model, built.folder)
-    hits = searcher.search(model.text_side([text]), k=5)
-    for entry, score in zip(searcher.ids(hits), hits.scores.tolist(), strict=True):
-        print(f"{score:.3f}  {entry['id']}")
+    found = searcher.found(searcher.search(model.text_side([text]), k=5))
+    for row in found:
+        print(f"{row['score']:.3f}  {row['id']}")
+    page = write_page(f"{out}.html", search_page(images.root, [(text, found)]))
+    print(f"open {page} in a browser")
 
 
 main(*sys.argv[1:]) if len(sys.argv) in (3, 4) else sys.exit(__doc__)

@@ -256,7 +256,8 @@ def test_processor_of_another_model_is_refused(tmp_path):
     refusal(LOADERS["tokens"][1], tmp_path)
     save_bert(tmp_path / "bert")
     assert "reads text only" in refusal(LOADERS["tokens"][1], tmp_path / "bert")
-    assert "expected CLIP or SigLIP" in refusal(LOADERS["shots encoder"][1], tmp_path / "bert")
+    save_host(tmp_path / "host")
+    assert "expected CLIP or SigLIP" in refusal(LOADERS["shots encoder"][1], tmp_path / "host")
     assert "as a CLIP model" in refusal(LOADERS["pixels"][1], tmp_path / "bert")
 
 

@@ -12,6 +12,7 @@ from eligo.errors import InputError
 from eligo.images import (
     MOST_PIXELS,
     as_image,
+    decoding_bytes,
     image_files,
     open_image,
     printable_name,
@@ -220,3 +221,25 @@ def test_as_image_accepts_paths_pil_arrays_and_tensors(tmp_path):
 def test_as_image_refuses_other_types_shapes_and_values(source, message):
     with pytest.raises(InputError, match=re.escape(message)):
         as_image(source)
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "RGB", "RGBA"])
+def test_large_image_is_reduced_before_it_is_converted(mode):
+    """The result is that of converting first: no channel is mixed with another."""
+    random = np.random.default_rng(0)
+    channels = {"L": (), "LA": (2,), "RGB": (3,), "RGBA": (4,)}[mode]
+    pixels = random.integers(0, 256, (130, 170, *channels), dtype=np.uint8)
+    image = Image.fromarray(pixels, mode)
+    expected = image.convert("RGB").reduce(4)
+    found = upright_rgb(image, 16)
+    assert np.array_equal(np.asarray(found), np.asarray(expected))
+
+
+def test_memory_of_decoding_is_estimated_from_the_header(tmp_path):
+    image = Image.new("RGB", (400, 300))
+    sizes = {}
+    for name, options in (("a.jpg", {}), ("b.jpg", {"progressive": True}), ("c.png", {}),
+                          ("d.webp", {})):  # fmt: skip
+        image.save(tmp_path / name, **options)
+        sizes[name] = decoding_bytes(tmp_path / name, 16)
+    assert sizes["a.jpg"] < sizes["b.jpg"] < sizes["c.png"] == 4 * 400 * 300 < sizes["d.webp"]

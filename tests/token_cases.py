@@ -59,6 +59,7 @@ def make_context(
         attention_row=weights().masked_fill(~mask, torch.nan),
         question_rows=rows.masked_fill(~(words[:, :, None] & mask[:, None]), torch.nan),
         cls_row=weights().masked_fill(~mask, torch.nan),
+        object_row=weights().masked_fill(~mask, torch.nan),
         scene=torch.rand(num_images, num_tokens, generator=generator) < 0.3,
     )
 
@@ -75,6 +76,7 @@ def full_context(num_rows: int, num_columns: int, num_images: int = 1) -> Reduce
         attention_row=torch.rand(num_images, num_tokens),
         question_rows=torch.rand(num_images, 3, num_tokens),
         cls_row=torch.rand(num_images, num_tokens),
+        object_row=torch.rand(num_images, num_tokens),
         scene=torch.rand(num_images, num_tokens) < 0.2,
     )
 

@@ -4,15 +4,18 @@ A query is scored with the texts of all images without their caption of the quer
 true and false pairs have texts of one kind.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from eligo.captions import CaptionedImage, Split
+from eligo.captions import CaptionedImage, Split, read_karpathy
 from eligo.errors import InputError
+from eligo.io.files import write_text
 from eligo.patches.config import KarpathyDataConfig
 from eligo.patches.data.cache import CachedCaptions
 from eligo.patches.data.cached_source import CachedSet, CachedSource
@@ -49,9 +52,14 @@ def _without(captions: Sequence[str], number: int) -> str:
     return ". ".join(text.rstrip(" .") for n, text in enumerate(captions) if n != number)
 
 
-def without_dense(config: KarpathyDataConfig) -> KarpathyDataConfig:
-    """Return the data without a file of dense captions."""
-    return config.replace({"dense": None})
+def write_joined(captions: Path, path: Path) -> Path:
+    """Write all captions of every image as its dense caption; `one_by_one` takes the others."""
+    images = [image for part in read_karpathy(captions, Path()).values() for image in part]
+    rows = [
+        {"image_id": image.path.name, "text": _without(image.captions, -1)}
+        for image in sorted(images, key=lambda image: image.index)
+    ]
+    return write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def score_one_by_one(
@@ -70,9 +78,6 @@ def score_one_by_one(
 class OtherCaptionsSource(CachedSource):
     """Images with one caption each, and the others as dense text."""
 
-    def __init__(self, config: KarpathyDataConfig, model: RetrievalModel) -> None:
-        super().__init__(without_dense(config), model, dense=True)
-
     def read(self, split: Split) -> list[CaptionedImage]:
         """Return the images of a split, once for each caption."""
         return one_by_one(super().read(split))
@@ -89,7 +94,7 @@ class OtherCaptionsTask(PatchesTask):
     def open_source(self) -> OtherCaptionsSource:
         """Open the stored features."""
         assert isinstance(self.config.data, KarpathyDataConfig)
-        return OtherCaptionsSource(self.config.data, self.model)
+        return OtherCaptionsSource(self.config.data, self.model, dense=True)
 
     def metric_names(self) -> list[str]:
         """Return the names of the metrics that `evaluate` returns."""

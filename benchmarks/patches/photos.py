@@ -7,6 +7,7 @@ split val; the test split is scored once. Finished trainings are not repeated.
 
 import json as json_module
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,15 +19,23 @@ from benchmarks.patches.other_captions import (
     OtherCaptionsTask,
     one_by_one,
     score_one_by_one,
-    without_dense,
+    write_joined,
 )
 from benchmarks.patches.photos_pointing import pointing
-from benchmarks.studies import print_end, reached_or_not, read_finished, study_folder
+from benchmarks.studies import (
+    claimed,
+    helpers,
+    print_end,
+    reached_or_not,
+    read_finished,
+    study_folder,
+    work_through,
+)
 from eligo.cli import run_script
 from eligo.cli.console import compact_table, print_result, print_text, results
+from eligo.cli.flags import Count
 from eligo.config import Config, load_config
 from eligo.config.bounds import Seed
-from eligo.errors import InputError
 from eligo.io.files import write_text
 from eligo.patches.config import KarpathyDataConfig, PatchesTrainConfig
 from eligo.patches.data.cached_source import CachedSet, open_cache
@@ -44,6 +53,7 @@ from eligo.report.provenance import provenance
 from eligo.train import fit, load_weights
 
 RESULT = "result.json"
+_JOINED = "joined.jsonl"
 _CONFIG = Path(__file__).with_name("photos.yaml")
 _STEP = 20  # points of rsum that one caption of five can change
 ArmKind = Literal["plain", "one vector", "random", "other captions"]
@@ -92,8 +102,9 @@ class OneVector(LateInteraction):
 class RandomLate(LateInteraction):
     """Keeps random patches, new ones in every call."""
 
-    def select(self, images: Images, directions: Any) -> Any:
+    def select(self, images: Images, units: Any, directions: Any) -> Any:
         """Return random scores and the patches that they keep."""
+        del units
         shape = len(images.patches), len(directions), images.patches.shape[1]
         score = torch.rand(shape, device=images.patches.device)
         kept = max(1, round(self.sparse_ratio * shape[2]))
@@ -109,7 +120,7 @@ def run(
     text: str = "sentence-transformers/all-MiniLM-L6-v2",
     rooms: Path | None = None,
     out: Path = Path("runs/patches_photos"),
-    only: tuple[str, ...] = (),
+    workers: Count = 1,
     quick: bool = False,
     json: bool = False,
 ) -> None:
@@ -122,39 +133,22 @@ def run(
         text: Folder or hub name of the text encoder.
         rooms: NYUv2: a folder with rgb, label (NYU40) and test.txt, for pointing.
         out: The folder to write to.
-        only: Train these arms and stop, so that several processes can share the work.
+        workers: Trainings at a time, each in its own process.
         quick: A quick test on a CPU, in a folder `quick` inside; its numbers are meaningless.
         json: Print one JSON document.
     """
     if quick:
         config = config.replace({"seeds": config.seeds[:1], "resamples": 50})
     out = study_folder(out, quick)
-    if unknown := [name for name in only if name not in config.arms]:
-        raise InputError(f"got {unknown[0]!r}, expected one of {', '.join(config.arms)}")
     given = {
         "data.captions": captions, "data.images": images, "data.cache": out / "cache",
         "model.encoders.vision": vision, "model.encoders.text": text,
     }  # fmt: skip
-    found: dict[str, list[dict[str, Any]]] = {}
-    for arm in only or config.arms:
-        for seed in config.seeds:
-            name = f"{list(config.arms).index(arm)}_{seed}"
-            changes = {**given, **config.arms[arm], "train.seed": seed, "train.out": out,
-                       "train.name": name}  # fmt: skip
-            if arm in config.starts:
-                first = list(config.arms).index(config.starts[arm])
-                changes["train.init_from"] = out / f"{first}_{seed}" / "best"
-            kind = config.kinds.get(arm, "plain")
-            if kind == "other captions":
-                changes["data.dense"] = captions
-            settings = load_config(PatchesTrainConfig, config.base, changes)
-            if quick:
-                settings = settings.smoke().replace({"data.cache": changes["data.cache"]})
-            result = run_arm(settings, kind, rooms=rooms)
-            found.setdefault(arm, []).append(result)
-    if only:
-        print_text(f"trained: {', '.join(only)}")
-        return
+    write_joined(captions, out / _JOINED)
+    study = PhotosStudy(config, given, out, rooms, quick)
+    with helpers(min(workers, len(study.missing())) - 1, study.work):
+        study.work()
+    found = {arm: [study.result(arm, seed) for seed in config.seeds] for arm in config.arms}
     device = PartialState().device
     summary = summarise(config, found)
     document = provenance("eligo", str(device)) | {"quick": quick} | summary
@@ -167,14 +161,68 @@ def run(
     print_end(quick, written)
 
 
+@dataclass(frozen=True)
+class PhotosStudy:
+    """All trainings of the study, in one folder."""
+
+    config: PhotosConfig
+    given: Mapping[str, Any]
+    """Data and encoders, by dotted key."""
+    out: Path
+    rooms: Path | None
+    quick: bool
+
+    def settings(self, arm: str, seed: int) -> PatchesTrainConfig:
+        """Return the config of one training."""
+        config = self.config
+        changes = {**self.given, **config.arms[arm], "train.seed": seed, "train.out": self.out,
+                   "train.name": self._name(arm, seed)}  # fmt: skip
+        if arm in config.starts:
+            changes["train.init_from"] = self.out / self._name(config.starts[arm], seed) / "best"
+        if config.kinds.get(arm) == "other captions":
+            changes["data.dense"] = self.out / _JOINED
+        settings = load_config(PatchesTrainConfig, config.base, changes)
+        if self.quick:
+            settings = settings.smoke().replace({"data.cache": changes["data.cache"]})
+        return settings
+
+    def _name(self, arm: str, seed: int) -> str:
+        return f"{list(self.config.arms).index(arm)}_{seed}"
+
+    def missing(self) -> list[tuple[str, int]]:
+        """Return the trainings without a result, all arms of one seed after the other."""
+        runs = [(arm, seed) for seed in self.config.seeds for arm in self.config.arms]
+        return [run for run in runs if self.result(*run) is None]
+
+    def result(self, arm: str, seed: int) -> Any:
+        """Return the result of a training; None if there is none yet."""
+        config = self.settings(arm, seed)
+        return read_finished(config.train.folder / RESULT, _recorded(config))
+
+    def work(self) -> None:
+        """Do the missing trainings, beside other processes."""
+        work_through(self.missing, lambda run: self._attempt(*run))
+
+    def _attempt(self, arm: str, seed: int) -> bool:
+        first = self.config.starts.get(arm)
+        if first is not None and self.result(first, seed) is None:
+            return False
+        with claimed(self.out / "locks" / self._name(arm, seed)) as is_claimed:
+            if is_claimed and self.result(arm, seed) is None:
+                kind = self.config.kinds.get(arm, "plain")
+                run_arm(self.settings(arm, seed), kind, rooms=self.rooms)
+        return is_claimed
+
+
+def _recorded(config: PatchesTrainConfig) -> dict[str, Any]:
+    """Return everything that a result depends on, except the folder, which may be moved."""
+    return config.model_dump(mode="json", exclude={"train": {"out", "init_from"}})
+
+
 def run_arm(
     config: PatchesTrainConfig, kind: ArmKind = "plain", *, rooms: Path | None
 ) -> dict[str, Any]:
-    """Train and score one arm, unless it is done."""
-    mark = config.train.folder / RESULT
-    settings = config.model_dump(mode="json", exclude={"train": {"out"}})
-    if (found := read_finished(mark, settings)) is not None:
-        return found
+    """Train and score one arm."""
     task_type = OtherCaptionsTask if kind == "other captions" else PatchesTask
     task = task_type(with_counted_steps(config))
     if kind in ("one vector", "random"):
@@ -191,14 +239,14 @@ def run_arm(
     scores, positive = _score_test(task)
     metrics = retrieval_metrics(scores, positive.to(scores.device))
     result: dict[str, Any] = {
-        "config": settings, "validation": fitted.best, "test": metrics.as_dict(),
+        "config": _recorded(config), "validation": fitted.best, "test": metrics.as_dict(),
         "photos": photo_steps(scores.cpu(), positive.cpu()),
     }  # fmt: skip
     selects = kind != "one vector" and config.model.match.kind not in ("global", "filip")
     points = selects and not config.model.match.dense
     if rooms is not None and points:
         result["pointing"] = pointing(model, rooms)
-    write_text(mark, json_module.dumps(result) + "\n")
+    write_text(config.train.folder / RESULT, json_module.dumps(result) + "\n")
     return result
 
 
@@ -206,7 +254,7 @@ def _score_test(task: PatchesTask) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the scores of all pairs of the test split, and which of them are true."""
     model, data = task.model, task.config.data
     assert isinstance(data, KarpathyDataConfig)
-    images = read_captions(without_dense(data), "test")
+    images = read_captions(data, "test")
     if isinstance(task, OtherCaptionsTask):
         stored = open_cache(data, model).features(one_by_one(images), dense=True)
         return score_one_by_one(model, stored)

@@ -11,10 +11,8 @@ models leaves most of a GPU idle.
 
 import json as json_module
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cached_property
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -25,14 +23,13 @@ from pydantic import Field
 from benchmarks.patches.leak import leak_test
 from benchmarks.patches.pointing import pointing
 from benchmarks.patches.summary import summarise
-from benchmarks.studies import print_end, study_folder
+from benchmarks.studies import claimed, helpers, print_end, study_folder, work_through
 from eligo.cli import run_script
 from eligo.cli.console import print_result
 from eligo.cli.flags import Count
 from eligo.config import Config, load_config
 from eligo.config.bounds import Seed
 from eligo.io.files import write_text
-from eligo.io.locks import FileLock
 from eligo.io.reading import read_json, reading
 from eligo.patches.config import PatchesTrainConfig, ScenesDataConfig
 from eligo.patches.data.scene_source import SceneSet, SceneSource
@@ -46,13 +43,12 @@ from eligo.train.progress import ProgressBar
 
 RESULT = "result.json"
 _CONFIG = Path(__file__).with_name("study.yaml")
-_WAIT = 0.5  # seconds between checks for a free run
 Variant = Literal[
-    "global", "filip", "laps", "open", "open_dense", "paper",
+    "global", "filip", "open", "relevant", "open_dense", "paper",
     "ratio_0.25", "ratio_0.75", "ratio_1.0",
 ]  # fmt: skip
-"""Global vectors; FILIP; LAPS (ratio 0.5); the same network with our score, also with dense text;
-SEPS; our score at other ratios."""
+"""Global vectors; FILIP; LAPS (ratio 0.5), the same network with our score and free heads, LAPS
+with dense text; SEPS; LAPS at other ratios."""
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 Report = Callable[[int, str], None]
 
@@ -115,9 +111,10 @@ class StudyConfig(Config):
             "model.encoders.backbone_lr": self.backbone_lr,
         }
         name = variant
-        if variant == "laps":
+        if variant == "relevant":
             name = "open"
-            changes["model.match.typicality"] = 1.0
+            default = PatchesTrainConfig().model.match.typicality
+            changes |= {"model.match.typicality": default, "centre_heads": False}
         if variant.startswith("ratio_"):
             name = "open"
             changes["model.match.sparse_ratio"] = float(variant.removeprefix("ratio_"))
@@ -157,17 +154,8 @@ class Study:
 
     def run(self, workers: int = 1, report: Report = lambda *_: None) -> dict[str, Any]:
         """Train and evaluate the missing runs, `workers` at a time; return the summary."""
-        # Spawned, as a forked process cannot use a GPU. If one dies, its lock is released and
-        # another process takes its run.
-        helpers = [
-            get_context("spawn").Process(target=_work, args=(self.config, self.out), daemon=True)
-            for _ in range(min(workers, len(self._missing())) - 1)
-        ]
-        for helper in helpers:
-            helper.start()
-        self.work(report)
-        for helper in helpers:
-            helper.join()
+        with helpers(min(workers, len(self._missing())) - 1, _work, self.config, self.out):
+            self.work(report)
         results: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in self.config.variants}
         for variant, seed in self.runs:
             result = self._result(self._variant_run(variant, seed))
@@ -177,11 +165,13 @@ class Study:
 
     def work(self, report: Report = lambda *_: None) -> None:
         """Run what is missing; wait for the runs of other processes."""
-        while missing := self._missing():
-            report(len(self.runs) - len(missing), "results")
-            if not any(self._try_run(*run) for run in missing):
-                time.sleep(_WAIT)
-        report(len(self.runs), "results")
+
+        def missing() -> list[tuple[str, int]]:
+            found = self._missing()
+            report(len(self.runs) - len(found), "results")
+            return found
+
+        work_through(missing, lambda run: self._try_run(*run))
 
     def evaluate(self, model: RetrievalModel) -> dict[str, Any]:
         """Measure retrieval, pointing and leak of one model on the test scenes."""
@@ -248,17 +238,6 @@ class Study:
 
 def _work(config: StudyConfig, out: Path) -> None:
     Study(config, out).work()
-
-
-@contextmanager
-def claimed(path: Path) -> Iterator[bool]:
-    """Yield whether this process holds the lock of a run; a lock ends with its process."""
-    lock = FileLock.acquire(path)
-    try:
-        yield lock is not None
-    finally:
-        if lock is not None:
-            lock.release()
 
 
 def _per_scene(metrics: RetrievalMetrics, num_scenes: int) -> list[float]:

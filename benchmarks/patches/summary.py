@@ -7,10 +7,10 @@ from eligo.report.provenance import made_on
 
 _WORSE = -1.0  # lowest acceptable difference of mean recall, in points
 _TIMES_CHANCE = 3.0
-_SELECTING = ("open", "open_dense", "paper")
+_SELECTING = ("open", "relevant", "open_dense", "paper")
 """Variants that select at ratio 0.5; their best patch should be on a mentioned object."""
 _PAIRS = (
-    ("open", "laps"), ("open", "ratio_1.0"), ("ratio_0.25", "ratio_1.0"),
+    ("relevant", "open"), ("open", "ratio_1.0"), ("ratio_0.25", "ratio_1.0"),
     ("ratio_0.75", "ratio_1.0"),
     ("open", "global"), ("open_dense", "global"), ("paper", "global"), ("filip", "global"),
     ("open", "filip"), ("open_dense", "open"), ("paper", "open"),

@@ -186,6 +186,7 @@ def _selector(
     if name in _BASELINES:
         return _BASELINES[name]().fit(training, task.pool)
     changes = {"d_model": DIM, "hidden_dim": _HIDDEN, "dropout": 0.0, "K": CANDIDATES}
+    changes |= {"residual": False}  # the documented form
     settings = FitConfig(min_steps=config.analytic_steps, num_epochs=1, lr=5e-3, patience=20)
     model = fit_pointer(NAMED[name].replace(changes), training, task.pool, settings)
     return LearnedSelector.of(model, task.pool)

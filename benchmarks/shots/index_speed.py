@@ -139,7 +139,7 @@ def dense_captions(split: Split, count: int, start: int = 0) -> list[str]:
 def trained_tower(texts: list[str], vectors: Tensor, num_records: int) -> PointerSelector:
     """Fit V1 to find those of 32 captions that share most word bigrams with another one."""
     pool = Pool([str(row) for row in range(len(texts))], vectors, payload=texts)
-    config = PointerSelectorV1Config(d_model=vectors.shape[1])
+    config = PointerSelectorV1Config(d_model=vectors.shape[1], residual=False)
     generator = torch.Generator().manual_seed(0)
     records = []
     for number, text in enumerate(dense_captions("validation", num_records)):

@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 from eligo import ops
 from eligo.shots.baselines import BestFixed
-from eligo.shots.data.items import as_query
 from eligo.shots.learner.scoring import LearnerScorer
 from eligo.shots.teacher.beam_search import Beam, best_extensions
 from eligo.shots.teacher.teacher import TeacherResult
@@ -55,7 +54,7 @@ def teach_together(
     world, state, logprob = scorer.world, torch.cat(states, 1), torch.cat(logprobs, 1)
     return [
         TeacherResult(
-            as_query(world.queries, int(row)),
+            world.queries.query(int(row)),
             world.pool.names(candidates[n]),
             float(baseline[n]),
             1,

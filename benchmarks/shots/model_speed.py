@@ -13,7 +13,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.shots.index_speed import scene_captions
 from eligo.scenes.vlm import SPECIAL, VlmConfig, build_processor
-from eligo.shots.config import PointerSelectorV1Config, PointerSelectorV3Config
+from eligo.shots.config import (
+    PointerSelectorV1Config,
+    PointerSelectorV2Config,
+    PointerSelectorV3Config,
+)
 from eligo.shots.data.query import Query
 from eligo.shots.hosts.reader import Reader
 from eligo.shots.hosts.scorer import HostScorer
@@ -69,7 +73,7 @@ def bench_training(device: str = "cpu", rounds: int = 15) -> dict[str, Any]:
 def bench_rerank(device: str = "cpu", rounds: int = 15) -> dict[str, Any]:
     """V2 on 64 candidates of 64 queries: embeddings as they are, or projected in advance."""
     torch.manual_seed(0)
-    model = build_model_v2().to(device).eval()
+    model = build_model_v2(PointerSelectorV2Config(residual=False)).to(device).eval()
     query, candidates = _inputs(BATCH, RERANKED, device)
     projected = model.project(candidates).detach()
 
@@ -101,7 +105,7 @@ def bench_teaching(device: str = "cpu", rounds: int = 15) -> dict[str, Any]:
 
 
 def _closed_form(device: str, rounds: int) -> dict[str, Any]:
-    config = PointerSelectorV1Config(dropout=0.0)
+    config = PointerSelectorV1Config(dropout=0.0, residual=False)
     model = PointerSelectorV1(config).to(device)
     query, candidates = _inputs(BATCH, POOL, device)
     labels, smoothing = _distinct(BATCH, device), config.label_smoothing
@@ -128,7 +132,7 @@ def _closed_form(device: str, rounds: int) -> dict[str, Any]:
 
 
 def _pairwise(device: str, rounds: int) -> dict[str, Any]:
-    config = PointerSelectorV3Config(ranking_loss_type="pairwise", dropout=0.0)
+    config = PointerSelectorV3Config(ranking_loss_type="pairwise", dropout=0.0, residual=False)
     model = PointerSelectorV3(config).to(device)
     query, candidates = _inputs(BATCH, POOL, device)
     labels = _distinct(BATCH * BEAMS, device)

@@ -27,7 +27,6 @@ from eligo.io.locks import one_writer
 from eligo.scenes.graph import Split
 from eligo.scenes.vlm import load_vlm
 from eligo.shots.config import SamplerConfig
-from eligo.shots.data.items import as_query
 from eligo.shots.inference.embed import ABOUT, open_embedded, save_embedded
 from eligo.shots.learner.load import find_learner
 from eligo.shots.learner.scoring import LearnerScorer
@@ -100,9 +99,7 @@ class Stages:
             world = make_world(self.model, scenes, split, count, unclear=config.unclear)
             rows, spare = world.draw(config.queries, config.fixed_queries if split == "test" else 0)
             sampler = Sampler(world.pool, self._sampler)
-            candidates = torch.stack(
-                [sampler.rows(as_query(world.queries, int(row))) for row in rows]
-            )
+            candidates = torch.stack([sampler.rows(world.queries.query(int(row))) for row in rows])
             self._queries[split] = SplitQueries(world, rows, spare, candidates)
         return self._queries[split]
 
@@ -112,7 +109,7 @@ class Stages:
 
     @property
     def _sampler(self) -> SamplerConfig:
-        return SamplerConfig(num_candidates=self.config.num_candidates)
+        return SamplerConfig(kind="random", num_candidates=self.config.num_candidates)
 
     def embed(self, split: Split) -> tuple[Pool, Pool]:
         """Write examples and queries of a split to their folder, and return both."""

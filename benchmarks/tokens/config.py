@@ -7,11 +7,11 @@ from pydantic import Field, model_validator
 from eligo.config import Config, load_config
 from eligo.config.bounds import Seed
 from eligo.tokens.config import TokensTrainConfig
+from eligo.tokens.methods import METHODS
 
 TWO_STAGE = "two_stage"
 """The training of the first target; `two_stage_<point>` are those of the second."""
-BASELINES = ("random", "uniform", "pool", "tome", "fastv", "pyramiddrop", "visionzip", "divprune",
-          "cdpruner", "sparsevlm", "oracle")  # fmt: skip
+BASELINES = tuple(name for name in METHODS if name != "none")
 _TINY_LAYERS = 12
 
 

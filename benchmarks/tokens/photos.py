@@ -20,9 +20,10 @@ from pydantic import Field, model_validator
 from benchmarks.studies import print_end, reached_or_not, step_bars, study_folder
 from benchmarks.tokens.config import BASELINES
 from benchmarks.tokens.photos_summary import MEAN, PhotoResults, summarise
-from benchmarks.tokens.study import train_once, weights_digest
+from benchmarks.tokens.study import train_all, weights_digest
 from eligo.cli import run_script
 from eligo.cli.console import compact_table, print_result, print_text, results
+from eligo.cli.flags import Count
 from eligo.config import Config, load_config
 from eligo.config.bounds import Seed
 from eligo.errors import InputError
@@ -94,7 +95,7 @@ def run(
     images: Path,
     other_host: Path | None = None,
     out: Path = Path("runs/tokens_photos"),
-    only: tuple[str, ...] = (),
+    workers: Count = 1,
     quick: bool = False,
     json: bool = False,
 ) -> None:
@@ -108,7 +109,7 @@ def run(
         images: Folder of the images.
         other_host: The same model, trained with another seed: plans are tested in it, too.
         out: The folder to write to.
-        only: Train these (ARM_TRIAL_SEED) and stop, so that several processes can share the work.
+        workers: Trainings at a time, each in its own process.
         quick: A quick test on a CPU, in a folder `quick` inside; its numbers are meaningless.
         json: Print one JSON document.
     """
@@ -116,11 +117,7 @@ def run(
         config = config.replace({"num_trials": 2, "seeds": [0], "resamples": 50,
                                  "num_questions": 24, "batch_size": 24})  # fmt: skip
     out = study_folder(out, quick)
-    study = PhotosStudy(config, host, questions, images, out, quick=quick)
-    if only:
-        study.train(only)
-        print_text(f"trained: {', '.join(only)}")
-        return
+    study = PhotosStudy(config, host, questions, images, out, workers=workers, quick=quick)
     outcome = study.run(other_host, step_bars())
     fields = ("families", "photos", "right", "cost", "allowed", "exceeding")
     answers = PhotoResults(**{k: outcome[k] for k in fields}, resamples=config.resamples)
@@ -168,11 +165,12 @@ class PhotosStudy:
         images: Path,
         out: Path,
         *,
+        workers: int = 1,
         quick: bool = False,
     ) -> None:
         if not config.arms:
             raise InputError("the study has no arms; expected some, as in photos.yaml")
-        self.config, self.out, self.quick = config, out, quick
+        self.config, self.out, self.workers, self.quick = config, out, workers, quick
         self.host, self.questions, self.images = host, questions, images
         self.exceeding: list[str] = []
         """Baselines whose cheapest setting costs more than the point."""
@@ -200,15 +198,9 @@ class PhotosStudy:
         count, first = len(self.config.trials), self.config.seeds[0]
         return [(arm, trial, first) for arm in self.config.arms for trial in range(count)]
 
-    def train(self, names: Sequence[str], report: Report = lambda *_: None) -> None:
-        """Run the trainings of these names, `ARM_TRIAL_SEED`, that are missing."""
-        for number, name in enumerate(names):
-            report("trainings", number, len(names))
-            arm, trial, seed = name.rsplit("_", 2)
-            if arm not in self.config.arms or not int(trial) < len(self.config.trials):
-                raise InputError(f"got {name!r}, expected ARM_TRIAL_SEED of this study")
-            train_once(self.training(arm, int(trial), int(seed)))
-        report("trainings", len(names), len(names))
+    def train(self, runs: Sequence[tuple[str, int, int]], report: Report) -> None:
+        """Run the missing trainings of an arm, trial and seed each."""
+        train_all([self.training(*run) for run in runs], self.workers, report)
 
     # -------------------------------------------------------------- questions
 
@@ -217,7 +209,7 @@ class PhotosStudy:
         device = PartialState().device
         assert device is not None
         self.device = device
-        self.train([f"{arm}_{trial}_{seed}" for arm, trial, seed in self.trials], report)
+        self.train(self.trials, report)
         self._load(self.host)
         shared = self.config.model_dump(mode="json", exclude={"seeds", "resamples"})
         digests = {f"{a}_{t}_{s}": self._digest(a, t, s) for a, t, s in self.trials}
@@ -228,7 +220,7 @@ class PhotosStudy:
             for arm in self.config.arms
             for seed in self.config.seeds
         ]
-        self.train([f"{arm}_{trial}_{seed}" for arm, trial, seed in chosen], report)
+        self.train(chosen, report)
         key |= {"chosen": {f"{a}_{t}_{s}": self._digest(a, t, s) for a, t, s in chosen}}
         plans = self._plans(tuning["chosen"], chosen)
         tested = kept_json(self.out / "answers.json", key, lambda: self._test(plans, report))

@@ -19,11 +19,14 @@ import torch
 from accelerate import PartialState
 
 from benchmarks.studies import (
+    claimed,
+    helpers,
     print_end,
     reached_or_not,
     read_finished,
     step_bars,
     study_folder,
+    work_through,
 )
 from benchmarks.tokens.config import TWO_STAGE, StudyConfig
 from benchmarks.tokens.pictures import plot_study
@@ -179,10 +182,8 @@ class Study:
         if unknown := [name for name in only if name not in runs]:
             raise InputError(f"got {unknown[0]!r}, expected one of {', '.join(runs)}")
         selected = [run for name, run in runs.items() if name in (only or runs)]
-        for number, (name, seed) in enumerate(selected):
-            report("trainings", number, len(selected))
-            train_once(self.config.run(name, seed).replace({"train.out": self.out}))
-        report("trainings", len(selected), len(selected))
+        configs = [self.config.run(*run).replace({"train.out": self.out}) for run in selected]
+        train_all(configs, report=report)
 
     def _digests(self) -> dict[str, str]:
         """Return a hash of the weights of every training."""
@@ -286,15 +287,41 @@ class Study:
         return SceneExamples(self.scenes, split, count, grid=(side, side), device=self.device)
 
 
-def train_once(config: TokensTrainConfig) -> None:
-    """Run one training, unless it is done; an interrupted one continues."""
-    mark = config.train.folder / _TRAINED
-    settings = config.model_dump(mode="json", exclude={"train": {"out"}})
-    if read_finished(mark, settings) is not None:
-        return
-    result = fit(TokensTask(config), config.train, resume=True)
-    record = {"best_step": result.best_step, "best": result.best, "config": settings}
-    write_text(mark, json_module.dumps(record, indent=1) + "\n")
+def train_all(
+    configs: Sequence[TokensTrainConfig], workers: int = 1, report: Report = lambda *_: None
+) -> None:
+    """Run the trainings that are missing, `workers` at a time; interrupted ones continue."""
+    count = sum(not _is_trained(config) for config in configs)
+    with helpers(min(workers, count) - 1, _train_missing, configs):
+        _train_missing(configs, report)
+
+
+def _train_missing(configs: Sequence[TokensTrainConfig], report: Report = lambda *_: None) -> None:
+    def missing() -> list[TokensTrainConfig]:
+        found = [config for config in configs if not _is_trained(config)]
+        report("trainings", len(configs) - len(found), len(configs))
+        return found
+
+    work_through(missing, _attempt)
+
+
+def _attempt(config: TokensTrainConfig) -> bool:
+    """Run a training, unless it is done; return False if another process does it."""
+    with claimed(config.train.out / "locks" / config.train.name) as is_claimed:
+        if is_claimed and not _is_trained(config):
+            result = fit(TokensTask(config), config.train, resume=True)
+            record = {"best_step": result.best_step, "best": result.best}
+            text = json_module.dumps(record | {"config": _settings(config)}, indent=1)
+            write_text(config.train.folder / _TRAINED, text + "\n")
+    return is_claimed
+
+
+def _is_trained(config: TokensTrainConfig) -> bool:
+    return read_finished(config.train.folder / _TRAINED, _settings(config)) is not None
+
+
+def _settings(config: TokensTrainConfig) -> dict[str, Any]:
+    return config.model_dump(mode="json", exclude={"train": {"out"}})
 
 
 def weights_digest(run: Path) -> str:

@@ -28,6 +28,10 @@ ImageLike: TypeAlias = Union[str, Path, Image.Image, np.ndarray, "torch.Tensor"]
 """An image file, or an image in memory."""
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+HEIF = (".heic", ".heif")
+_OTHERS = (
+    ".arw", ".avif", ".cr2", ".cr3", ".dng", ".jp2", ".jxl", ".nef", ".orf", ".psd", ".raf", ".rw2",
+)  # fmt: skip
 MOST_PIXELS = 2**24
 """Largest area of an opened image; larger images are made smaller."""
 _EXPECTED = "expected a whole image file, such as JPEG, PNG or WebP"
@@ -45,15 +49,39 @@ SIDEWAYS = (5, 6, 7, 8)
 """Orientations that swap height and width."""
 # Processors that scale every image to one size; others may cut a large image into tiles.
 _ONE_SIZE = ("CLIPProcessor", "LlavaProcessor", "PaliGemmaProcessor", "SiglipProcessor")
+_SEPARATE = ("L", "RGB")  # modes that may be made smaller before they are converted
+_PLAIN = ("BMP", "GIF", "PNG", "TIFF")  # formats that are decoded into the image itself
 _END = 4096  # bytes compared at either end of a file
 _log = logging.getLogger("eligo")
 
 
-def image_files(folder: Path) -> Iterator[Path]:
+def image_files(folder: Path, suffixes: Iterable[str] = SUFFIXES) -> Iterator[Path]:
     """Yield the image files below a folder, by their suffix, in no order."""
     for path in folder.rglob("*"):
-        if path.suffix.lower() in SUFFIXES and os.path.isfile(path):  # noqa: PTH113 (never raises)
+        if path.suffix.lower() in suffixes and os.path.isfile(path):  # noqa: PTH113 (never raises)
             yield path
+
+
+def unsupported_files(folder: Path, supported: Iterable[str] = SUFFIXES) -> Iterator[Path]:
+    """Yield the photos below a folder in formats that are not supported, such as raw files."""
+    return image_files(folder, {*_OTHERS, *HEIF} - set(supported))
+
+
+def more_suffixes() -> tuple[str, ...]:
+    """Return suffixes that Pillow and its plug-ins read here and not everywhere."""
+    heif = _register_heif()
+    known = Image.registered_extensions()
+    return (*heif, *(suffix for suffix in _OTHERS if suffix in known))
+
+
+def _register_heif() -> tuple[str, ...]:
+    """Let Pillow read HEIC, if pillow-heif is installed."""
+    try:
+        from pillow_heif import register_heif_opener
+    except ImportError:
+        return ()
+    register_heif_opener()
+    return HEIF
 
 
 def open_image(path: str | Path, side: int | None = None) -> Image.Image:
@@ -66,6 +94,19 @@ def open_image(path: str | Path, side: int | None = None) -> Image.Image:
         if (factor := shrinking(stored.size, side)) > 1:  # a JPEG decodes to a fraction at once
             stored.draft(stored.mode, (stored.width // factor, stored.height // factor))
         return upright_rgb(stored, side)
+
+
+def decoding_bytes(path: str | Path, side: int | None = None) -> int:
+    """Estimate the memory that `open_image` takes for a file, from its header."""
+    with _opened(path) as stored:
+        pixels = stored.width * stored.height
+        if stored.format in ("JPEG", "MPO"):
+            if stored.info.get("progressive"):  # all coefficients are held at once
+                return 3 * pixels
+            return 4 * pixels // min(8, shrinking(stored.size, side)) ** 2
+        if stored.format in _PLAIN:
+            return pixels * (4 if stored.mode in _SEPARATE else 8)
+        return 16 * pixels  # WebP, HEIC, AVIF: their decoders hold several copies
 
 
 def as_image(source: ImageLike, side: int | None = None) -> Image.Image:
@@ -128,6 +169,8 @@ def upright_size(path: str | Path) -> tuple[int, int]:
 def upright_rgb(image: Image.Image, side: int | None = None) -> Image.Image:
     """Return an image in RGB, turned upright by its EXIF, and made smaller as by `open_image`."""
     orientation, rgb = orientation_of(image), image
+    if rgb.mode in _SEPARATE and (factor := shrinking(rgb.size, side)) > 1:
+        rgb = rgb.reduce(factor)  # before it is converted: a copy of a large image takes memory
     if rgb.mode.startswith("I"):  # 16-bit grey, which `convert` would cut off at 255
         rgb = rgb.convert("I").point(lambda value: value * (1 / 256)).convert("L")
     if isinstance(rgb.info.get("transparency"), bytes):  # Pillow recommends this order
@@ -249,6 +292,8 @@ def _opened(path: str | Path) -> Iterator[Image.Image]:
     if Path(path).is_dir():
         raise InputError(f"{name}: is a folder; {_EXPECTED}")
     try:
+        if Path(path).suffix.lower() in HEIF:
+            _register_heif()
         with warnings_lock, warnings.catch_warnings():  # large images are reduced below
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             image = Image.open(path)

@@ -14,7 +14,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -65,6 +65,7 @@ class VqaExample:
 # ------------------------------------------------------------------ answers
 
 
+@lru_cache(4096)
 def normalise_answer(answer: str) -> str:
     """Return the normalised form of an answer, for comparison.
 

@@ -57,9 +57,10 @@ def finished(tmp_path_factory) -> Path:
     make_rooms(folder / "rooms")
     (folder / "tiny.yaml").write_text(TINY)
     words = [
-        folder / "tiny.yaml", "--quick", "--captions", folder / "photos" / "captions.json",
-        "--images", folder / "photos" / "images", "--vision", folder / "vision",
-        "--text", folder / "text" / "minilm", "--rooms", folder / "rooms", "--out", folder / "out",
+        folder / "tiny.yaml", "--quick", "--workers", 2,
+        "--captions", folder / "photos" / "captions.json", "--images", folder / "photos" / "images",
+        "--vision", folder / "vision", "--text", folder / "text" / "minilm",
+        "--rooms", folder / "rooms", "--out", folder / "out",
     ]  # fmt: skip
     assert run_script(run, [str(word) for word in words]) == 0
     return folder / "out" / "quick"

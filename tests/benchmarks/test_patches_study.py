@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from benchmarks.patches import study
-from benchmarks.patches.study import VARIANTS, Study, StudyConfig, claimed
+from benchmarks.patches.study import VARIANTS, Study, StudyConfig
 from benchmarks.patches.summary import summarise
 from benchmarks.studies import QUICK as REMARK
+from benchmarks.studies import claimed
 from eligo.cli import run_script
 from eligo.errors import InputError
 from eligo.report.intervals import paired_bootstrap
@@ -83,10 +84,11 @@ def test_run_is_claimed_by_one_process(tmp_path):
 def test_variants_differ_only_in_matching():
     config = StudyConfig()
     runs = {name: config.variant_run(name, 1, "vision") for name in VARIANTS}
+    assert not runs["relevant"].centre_heads  # only the score of LAPS needs centred heads
     for run in runs.values():
-        assert run.replace({"train.name": "x", "model.match": runs["open"].model.match}) == runs[
-            "open"
-        ].replace({"train.name": "x"})
+        same = {"train.name": "x", "model.match": runs["open"].model.match, "centre_heads": True}
+        assert run.replace(same) == runs["open"].replace({"train.name": "x"})
+    assert runs["relevant"].model.match.typicality < 0 < runs["open"].model.match.typicality
     ratios = {name: run.model.match.sparse_ratio for name, run in runs.items()}
     assert (ratios["open"], ratios["ratio_0.25"], ratios["ratio_1.0"]) == (0.5, 0.25, 1.0)
     assert runs["open_dense"].model.match.dense

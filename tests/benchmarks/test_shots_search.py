@@ -9,7 +9,6 @@ from benchmarks.shots.list_search import fit_fixed, teach_together
 from benchmarks.shots.measure import check_health, is_healthy
 from eligo.scenes.vlm import build_vlm
 from eligo.shots import BestFixed, Record, Sampler, SamplerConfig, TeacherResult, teach_query
-from eligo.shots.data.items import as_query
 from eligo.shots.learner.load import scenes_for
 from eligo.shots.learner.scoring import Answers, LearnerScorer
 from eligo.shots.learner.world import LearnerWorld, make_world
@@ -45,12 +44,12 @@ class PairScorer(LearnerScorer):
 def test_teach_together_matches_teach_query(world, model, diversity: float):
     sampler = Sampler(world.pool, SamplerConfig(num_candidates=5))
     rows = torch.tensor([3, 60, 150])
-    candidates = torch.stack([sampler.rows(as_query(world.queries, int(row))) for row in rows])
+    candidates = torch.stack([sampler.rows(world.queries.query(int(row))) for row in rows])
     settings = {"beam": 4, "diversity": diversity}
     for scorer in (PairScorer(model, world), LearnerScorer(model, world)):
         together = teach_together(scorer, rows, candidates, shots=3, **settings)
         for row, found in zip(rows.tolist(), together, strict=True):
-            query = as_query(world.queries, row)
+            query = world.queries.query(row)
             alone = teach_query(
                 query, sampler.names(query), scorer, shots=3, objective="logprob", **settings
             )
@@ -70,7 +69,7 @@ def test_teach_together_matches_teach_query(world, model, diversity: float):
 def test_fit_fixed_matches_the_selector(world):
     scorer = PairScorer(None, world)
     _, spare = world.draw(1, 3)
-    queries = [as_query(world.queries, int(row)) for row in spare]
+    queries = [world.queries.query(int(row)) for row in spare]
 
     class LogProbability:
         def values(self, query, prefix, candidates):
@@ -88,7 +87,7 @@ def taught(scorer: LearnerScorer, count: int, num_candidates: int) -> Sequence[T
     world = scorer.world
     sampler = Sampler(world.pool, SamplerConfig(num_candidates=num_candidates))
     rows, _ = world.draw(count, 0)
-    candidates = torch.stack([sampler.rows(as_query(world.queries, int(row))) for row in rows])
+    candidates = torch.stack([sampler.rows(world.queries.query(int(row))) for row in rows])
     return teach_together(scorer, rows, candidates, shots=2, beam=2)
 
 

@@ -24,7 +24,7 @@ def test_plain_loops_give_the_same_losses():
     torch.manual_seed(0)
     query, candidates = torch.randn(4, 12), torch.randn(4, 9, 12)
     labels = torch.rand(4, 9).argsort(1)[:, :5]
-    size = {"d_model": 12, "hidden_dim": 8, "dropout": 0.0}
+    size = {"d_model": 12, "hidden_dim": 8, "dropout": 0.0, "residual": False}
     v1 = build_model(PointerSelectorV1Config(**size))
     found = v1(query, candidates, labels)["loss"]
     torch.testing.assert_close(step_loop(static_scores(v1, query, candidates), labels, 0.2), found)

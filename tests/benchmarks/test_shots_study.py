@@ -67,7 +67,8 @@ def test_table_is_complete(finished: Path):
         assert by_name["v1"]["seeds"] == 2
         for row in rows[1:]:
             mean, low, high = by_name[row]["regret"]
-            assert low <= mean <= high
+            # Equal values may be summed in another order.
+            assert low - 1e-12 <= mean <= high + 1e-12
             # Utility and regret add up to the utility of the best list.
             whole = mean + by_name[row]["utility"][0]
             assert whole == pytest.approx(by_name["beam_oracle"]["utility"][0], abs=1e-4)

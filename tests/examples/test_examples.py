@@ -230,6 +230,9 @@ def test_search_photos(example, tmp_path: Path):
     found = re.findall(r"^(-?\d\.\d{3})  (bild \d\.png)$", output, re.MULTILINE)
     assert len(found) == 5
     assert sorted(found, key=lambda hit: -float(hit[0])) == found
+    page = (tmp_path / "runs" / "search_photos" / "fotos.html").read_text("utf-8")
+    assert page.count("data:image/jpeg") == 5
+    assert all(name in page for _, name in found)
     assert example("search_photos", "fotos", "a red ball", "model") == output  # reuses the index
 
 

@@ -123,6 +123,12 @@ def _examples(samples: Samples) -> Path:
     return samples.lines("examples.jsonl", rows)
 
 
+def _vectors(samples: Samples) -> Path:
+    path = samples.root / "vectors.npy"
+    np.save(path, np.random.default_rng(0).normal(size=(10, 4)))
+    return path
+
+
 def _karpathy(samples: Samples) -> Path:
     rows = [
         {"filename": f"{n}.png", "imgid": n, "split": "test", "sentences": [{"raw": "a cat"}] * 5}
@@ -219,6 +225,7 @@ _MAKERS: dict[str, Callable[[Samples], Path]] = {
     "vqa_lines": _vqa_lines,
     "tabs": lambda samples: samples.file("lines.tsv", "photo.png\tWhat is it?\tred\n"),
     "examples": _examples,
+    "vectors": _vectors,
     "karpathy": _karpathy,
     "dense": _dense,
     "pixel_lines": _pixel_lines,

@@ -323,6 +323,10 @@ REMOVED: dict[str, dict[str, str]] = {
     },
     "tests": _TESTS["removed"],
     "commands": {
+        "patches index --check_data": (
+            "Unreadable images are skipped and listed as they come: decoding all images twice, to "
+            "know them before, took as long as the rest."
+        ),
         "pixels bench --batch_size": "It is --batch, as in the other modes of this script.",
         "pixels bench --json": "The script always prints and writes JSON.",
         "pixels bench --model": "Speed depends on the size only: --size.",
@@ -341,9 +345,17 @@ REMOVED: dict[str, dict[str, str]] = {
             "FastV and PyramidDrop share a function instead of a private base class."
         ),
     },
+    "outputs": {
+        "demos evaluate answers*": "There is a table for each measure, with more selectors.",
+        "demos evaluate ranking.note": "The published range is for the documented form only.",
+        "demos train held_out.metric": "It is the worth of a pick, for lists of any length.",
+    },
 }
 """Per section, old entry -> why it is gone, in one sentence."""
 
+_NEAREST = "Candidates contain what nearest neighbours and MMR take from the whole pool."
+_RATE = "The default of `LearnedSelector.fit`; both learn from few records."
+_RESIDUAL = "Selectors begin as nearest neighbours, among the nearest candidates."
 _WORKERS = "None: as many worker processes as the cores allow. Batches do not depend on them."
 CHANGED: dict[str, dict[str, str]] = {
     "commands": {
@@ -351,7 +363,12 @@ CHANGED: dict[str, dict[str, str]] = {
             "The two speed commands became one, with the default of the recorded results."
         ),
         "demos bench --suite": "Without a suite, all are run.",
+        "demos evaluate --shots": "The numbers of examples are chosen; it was the largest of all.",
         "demos predict --question": "A folder of queries (--data) may be given instead.",
+        "patches index --num_workers": (
+            "None: as many decoding processes as the cores allow; with Ray still one worker."
+        ),
+        "patches search TEXT": "Several texts may be given; none is an empty list.",
         "pixels bench --device": "One script measures all modes; its default is the CPU.",
         "pixels bench --size": "One script measures all modes; its default size is S.",
         "tokens bench --threads": "The default is that of torch, for any model and machine.",
@@ -360,7 +377,13 @@ CHANGED: dict[str, dict[str, str]] = {
         "tokens evaluate SOURCE": "A method, or the host alone, can be evaluated too.",
     },
     "configs": {
+        "eligo.patches.exam.config:ExamConfig arms": "Our score is a variant, too.",
+        "eligo.demos.data.sampler_config:SamplerConfig kind": _NEAREST,
+        "eligo.demos.teach.config:TeachConfig sampler.kind": _NEAREST,
+        "eligo.demos.pipeline.config:DemosTrainConfig train.lr": _RATE,
+        "eligo.demos.pipeline.config:SelectorTrainConfig lr": _RATE,
         "eligo.demos.pipeline.config:DemosTrainConfig train.name": "It follows the model.",
+        "eligo.tokens.measure.exam_config:ExamConfig rivals": "It is all methods: new ones too.",
         "eligo.demos.pipeline.config:SelectorTrainConfig name": "It follows the model.",
         "eligo.train.search_config:SearchConfig trials": (
             "It is still 20, unless the space has only lists: then each combination is tried once."
@@ -384,7 +407,8 @@ CHANGED: dict[str, dict[str, str]] = {
         "eligo.tokens.training.inputs_config:VqaDataConfig num_workers": _WORKERS,
         "eligo.tokens.training.inputs_config:_FilesConfig num_workers": _WORKERS,
     },
-    "yamls": {
+    "yamls": {f"demos/{name} train.lr": _RATE for name in ("v0", "v1", "v2", "v2_gru", "v3")}
+    | {
         f"{name} data.num_workers": _WORKERS
         for name in (
             "patches/coco_vit224",
@@ -399,6 +423,19 @@ CHANGED: dict[str, dict[str, str]] = {
             "pixels/sun_s",
             "tokens/llava15",
         )
+    }
+    | {
+        f"patches/{name} data.validation_images": (
+            "The default of generated scenes leaked into files; all of split val are used."
+        )
+        for name in ("coco_vit224", "f30k_dinov2", "f30k_swin224", "f30k_vit224")
+    },
+    "outputs": {
+        "demos evaluate ranking*": _RESIDUAL,
+        "demos predict *": _RESIDUAL,
+        "demos train *": _RESIDUAL,
+        "patches index KiB each": "A shard also lists contents and dates of its inputs.",
+        "patches index, texts KiB each": "A shard also lists contents and dates of its inputs.",
     },
 }
 """Per section, old entry -> why its value (a default, a file, an output) is another one now."""

@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eligo.errors import InputError
-from eligo.ops import distinctness, farthest_points, greedy_dpp, nearest_other, ordered_dither
+from eligo.ops import (
+    distinctness,
+    farthest_points,
+    greedy_dpp,
+    greedy_mmr,
+    nearest_other,
+    ordered_dither,
+)
 from strategies import Ragged, production, quick, ragged, rows
 
 
@@ -118,6 +125,32 @@ def test_no_candidate_and_single_candidate(choose):
     assert choose(torch.ones(3, 3, requires_grad=True), 1).tolist() == [0]
     with pytest.raises(InputError, match=f"{choose.__name__}: got k=-1"), production():
         choose(torch.ones(2, 2), -1)
+
+
+@pytest.mark.parametrize("balance", [0.0, 0.3, 1.0])
+def test_greedy_mmr_equals_loops(balance: float):
+    """Also per row: budgets, padding (NaN) and other rows change nothing."""
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.nn.functional.normalize(torch.randn(3, 7, 4, generator=generator), dim=-1)
+    relevance = torch.rand(3, 7, generator=generator)
+    mask = torch.tensor([[1, 1, 1, 1, 1, 1, 1], [0, 1, 0, 1, 1, 1, 0], [0] * 7]).bool()
+    budgets = [4, 6, 2]
+    found = greedy_mmr(
+        relevance.masked_fill(~mask, torch.nan),
+        vectors.masked_fill(~mask[..., None], torch.nan),
+        torch.tensor(budgets), balance, mask, width=6,
+    )  # fmt: skip
+    for row, k in enumerate(budgets):
+        r, v, picked = relevance[row].tolist(), vectors[row].double().numpy(), []
+        while len(picked) < min(k, int(mask[row].sum())):
+            left = [i for i in range(7) if mask[row, i] and i not in picked]
+            scores = [
+                balance * r[i] - (1 - balance) * max(v[i] @ v[j] for j in picked)
+                if picked else r[i]
+                for i in left
+            ]  # fmt: skip
+            picked.append(left[int(np.argmax(scores))])
+        assert found[row].tolist() == padded(picked, 6)
 
 
 def test_nearest_other_by_hand():

@@ -154,14 +154,40 @@ def test_number_of_shards_does_not_matter(model, images, tmp_path):
     torch.testing.assert_close(one.scores, many.scores, atol=3e-3, rtol=0)
 
 
-def test_queries_of_the_wrong_kind_are_refused(model, images, texts):
-    image = model.image_side([ScenePictures.first(1, 56).load([0])[0].value])
-    with pytest.raises(InputError, match="is an index of images, and the query is an image"):
-        Searcher(model, images).search(image)
+@pytest.mark.parametrize("kind", ["open", "late", "global"])
+def test_similar_images_by_hand(kind, tmp_path):
+    """An image finds images by the cosine of one vector each; itself first."""
+    torch.manual_seed(2)
+    model = RetrievalModel.tiny(kind=kind).eval()
+    scenes = ScenePictures.first(9, 56)
+    build_index(lambda: model, scenes, tmp_path, shard_size=4, dtype="float32")
+    sides = [model.image_side([item.value]) for item in scenes.load(range(9))]
+    if kind == "open":
+        vectors = [side.patches[0].mean(0) for side in sides]
+    else:
+        vectors = [model.net.image_vectors(side)[0] for side in sides]
+    table = torch.stack(vectors).detach()
+    cosines = torch.cosine_similarity(table[:, None], table[None], dim=-1)
+    searcher = Searcher(model, tmp_path)
+    for place, side in enumerate(sides):
+        hits = searcher.search(side, k=5)
+        expected = cosines[place].topk(5)
+        assert hits.rows[0] == place
+        torch.testing.assert_close(hits.scores, expected.values, atol=1e-5, rtol=0)
+        torch.testing.assert_close(cosines[place][hits.rows], expected.values, atol=1e-5, rtol=0)
+
+
+def test_queries_of_the_wrong_kind_are_refused(model, texts):
     with pytest.raises(InputError, match="is an index of texts, and the query is a text"):
         Searcher(model, texts).search(model.text_side(["a ball."]))
-    with pytest.raises(InputError, match="got 3 with k=10"):
-        Searcher(model, images).search(model.text_side(["a ball."]), k=10, rerank=3)
+
+
+def test_more_results_than_candidates(model, images):
+    """`k` beyond `rerank` scores k entries exactly; beyond the index, all of it."""
+    searcher, query = Searcher(model, images), model.text_side([QUERIES[0]])
+    same(searcher.search(query, k=10, rerank=3), searcher.search(query, k=10, rerank=10))
+    everything = searcher.search(query, k=COUNT, rerank=None)
+    same(searcher.search(query, k=COUNT + 5, rerank=3), everything)
 
 
 def test_calibration_matches_brute_force(model, images):

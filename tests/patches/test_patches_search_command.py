@@ -1,7 +1,9 @@
 """`eligo patches index` and `search` from the command line, both directions."""
 
 import json
+import shutil
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -53,26 +55,45 @@ def test_indexed_entries(world, capsys):
     assert "skipped: broken.jpg: " in printed.err
 
 
-def test_images_are_checked_before_the_first_is_encoded(world, tmp_path, capsys, monkeypatch):
+def test_interrupted_and_unreadable_folders(world, tmp_path, capsys, monkeypatch):
     command = ["patches", "index", str(world / "images"), "--model", str(world / "model")]
     command += ["--device", "cpu", "--out"]
 
     def interrupted(*_, **__):
         raise Interrupted(signal.SIGTERM)
 
-    monkeypatch.setattr("eligo.patches.index.build_index", interrupted)
-    assert main([*command, str(tmp_path / "one")]) == 143
-    first, second, last = capsys.readouterr().err.splitlines()
-    assert first == "of 15 images some will be skipped, 1 problem:"
-    assert "broken.jpg: cannot be read" in second
-    assert last.startswith("stopped; 0 of 1 shards are kept in ")
-    assert main([*command, str(tmp_path / "two"), "--no_check_data"]) == 143
-    assert "skipped" not in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr("eligo.patches.index.build_index", interrupted)
+        assert main([*command, str(tmp_path / "one")]) == 143
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert (
+        last
+        == f"stopped; what was encoded is kept in {tmp_path / 'one'}, the same command continues"
+    )
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "a.png").write_text("no image")
     command[2] = str(tmp_path / "broken")
     assert main([*command, str(tmp_path / "three")]) == 2
-    assert "none of 1 images can be read" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert "none of 1 images can be read" in printed
+    assert "a.png: cannot be read as an image" in printed
+
+
+def test_added_photos_and_their_speed(world, tmp_path, capsys):
+    shutil.copytree(world / "images", tmp_path / "images")
+    command = ["patches", "index", str(tmp_path / "images"), "--model", str(world / "model")]
+    command += ["--device", "cpu", "--out", str(tmp_path / "index"), "--json"]
+    assert main(command) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert (first["encoded now"], first["gone or changed"]) == (14, 0)
+    assert first["images per second"] > 0
+    for number in range(7):
+        (tmp_path / "images" / f"{number}.jpg").write_text("no image")
+    next((tmp_path / "images").glob("*.png")).rename(tmp_path / "images" / "other.png")
+    assert main(command) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["encoded now"] == 0
+    assert f"and 3 more, listed in {tmp_path / 'index' / 'skipped.jsonl'}" in printed.err
 
 
 def test_images_found_by_text(world, capsys):
@@ -163,13 +184,117 @@ def test_cut_texts_are_logged_once(world, tmp_path, capsys):
     (world / "by_text" / "stage1.json").unlink()  # restores the state for other tests
 
 
+def found_by(world, capsys, *words: str) -> dict:
+    capsys.readouterr()
+    assert search(world, "by_text", *words, "--json") == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_several_queries_and_a_file_of_them(world, tmp_path, capsys):
+    texts = ["a red ball.", "a blue box."]
+    one = [found_by(world, capsys, text, "--k", "3")["found"] for text in texts]
+    several = found_by(world, capsys, *texts, "--k", "3")["searches"]
+    assert [(each["query"], each["found"]) for each in several] == list(
+        zip(texts, one, strict=True)
+    )
+    (tmp_path / "queries.txt").write_text("\n".join(texts) + "\n")
+    of_file = found_by(world, capsys, "--queries", str(tmp_path / "queries.txt"), "--k", "3")
+    assert [each["found"] for each in of_file["searches"]] == one
+    assert search(world, "by_text", *texts, "--k", "1") == 0
+    printed = capsys.readouterr().out
+    assert printed.index(texts[0]) < printed.index(texts[1])
+
+
+def test_interactive_prompt_loads_once(world, capsys, monkeypatch):
+    lines = iter(["a red ball.", "a zyzzyva.", "", "not read"])
+    loaded = []
+    load = RetrievalModel.from_pretrained.__func__
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+    monkeypatch.setattr(
+        RetrievalModel, "from_pretrained",
+        classmethod(lambda cls, *a, **b: loaded.append(a) or load(cls, *a, **b)),
+    )  # fmt: skip
+    assert search(world, "by_text", "--interactive", "--k", "2") == 0
+    printed = capsys.readouterr()
+    assert printed.out.count("scored exactly") == 2
+    assert "does not know these words: zyzzyva" in printed.err
+    assert len(loaded) == 1
+    assert next(lines) == "not read"
+
+    def ended(prompt):
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", ended)
+    assert search(world, "by_text", "--interactive") == 0
+
+
+def test_similar_images(world, capsys):
+    path = sorted((world / "images").glob("*.png"))[3]
+    found = found_by(world, capsys, "--image", str(path), "--k", "2")["found"]
+    assert found[0]["id"] == path.name
+    assert found[0]["score"] == pytest.approx(1, abs=2e-3)
+    assert "stage 1" not in found[0]
+
+
+def test_more_results_than_are_reranked(world, capsys):
+    found = found_by(world, capsys, "a red ball.", "--k", "12", "--rerank", "2")
+    assert (len(found["found"]), found["scored exactly"]) == (12, 12)
+    assert len(found_by(world, capsys, "a red ball.", "--k", "200")["found"]) == 14
+
+
+def test_page_of_results(world, tmp_path, capsys):
+    page = tmp_path / "deep" / "page.html"
+    words = ("a <b>red</b> ball.", "a box.", "--k", "3", "--page", str(page))
+    found = found_by(world, capsys, *words)["searches"]
+    text = page.read_text("utf-8")
+    assert text.count('src="data:image/jpeg;base64,') == 6
+    assert "a &lt;b&gt;red&lt;/b&gt; ball." in text
+    for row in found[0]["found"]:
+        assert (world / "images" / row["id"]).as_uri() in text
+    before = page.read_text("utf-8")
+    assert found_by(world, capsys, *words)  # written again
+    assert page.read_text("utf-8") == before
+
+
+def test_found_images_are_copied(world, tmp_path, capsys):
+    shutil.copytree(world / "images", tmp_path / "images" / "deep")
+    model = ["--model", str(world / "model"), "--device", "cpu"]
+    index = str(tmp_path / "index")
+    assert main(["patches", "index", str(tmp_path / "images"), "--out", index, *model]) == 0
+    query = ["patches", "search", index, "a red ball.", *model, "--k", "4", "--json", "--copy_to"]
+    capsys.readouterr()
+    assert main([*query, str(tmp_path / "found")]) == 0
+    names = [row["id"] for row in json.loads(capsys.readouterr().out)["found"]]
+    copied = [path for path in (tmp_path / "found").rglob("*") if path.is_file()]
+    assert sorted(str(path.relative_to(tmp_path / "found")) for path in copied) == sorted(names)
+    for name in names:
+        assert (tmp_path / "found" / name).read_bytes() == (tmp_path / "images" / name).read_bytes()
+    assert main([*query, str(tmp_path / "images" / "found")]) == 2
+    assert "is in the folder of the images; choose another" in capsys.readouterr().err
+    (tmp_path / "images" / names[0]).unlink()
+    page = str(tmp_path / "page.html")
+    assert main([*query, str(tmp_path / "fewer"), "--page", page]) == 0
+    assert "copied 3 images to" in (printed := capsys.readouterr().err)
+    assert "; 1 are not there any more" in printed
+    assert "there is no such image" in Path(page).read_text("utf-8")
+    (tmp_path / "images").rename(tmp_path / "moved")
+    assert main([*query, str(tmp_path / "found")]) == 2
+    assert "which is not there; if they were moved, run `eligo patches index`" in (
+        capsys.readouterr().err
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("by_text",), "expected a query"),
+        (("by_text", "a ball.", "--interactive"), "expected a query"),
+        (("by_text", "a ball.", "--page", "."), "--page names a file to write"),
+        (("by_image", "--image", "scene", "--page", "p.html"), "goes with an index of a folder"),
+        (("by_text", "--queries", "nowhere.txt"), "nowhere.txt: there is no such file"),
+        (("by_text", "--image", "scene", "--dense", "a"), "goes with an index of texts"),
         (("by_text", " "), "is empty"),
         (("by_image", "a ball."), "is an index of texts, and the query is a text"),
-        (("by_text", "a ball.", "--k", "200"), "expected at least k"),
         (("images", "a ball."), "images: is no index"),
         (("images", "a ball."), "eligo patches index {images} --out {images}.index`"),
         (("by_image", "--image", "nowhere.png"), "there is no such image"),

@@ -14,8 +14,14 @@ def unit(vector: Tensor) -> Tensor:
     return vector / vector.norm()
 
 
+def given(model, vectors: Tensor) -> Tensor:
+    """Vectors as the model reads them: of unit length, if it adds to their cosine."""
+    return vectors / vectors.norm(dim=-1, keepdim=True) if model.config.residual else vectors
+
+
 def first_query(model, query: Tensor, candidates: Tensor) -> Tensor:
     """After input_proj and, for V2, torch's own attention with the same weights."""
+    query, candidates = given(model, query), given(model, candidates)
     hidden = model.input_proj.weight @ query
     if model.look is None or not len(candidates):
         return hidden if model.look is None else model.look.norm(hidden)
@@ -36,14 +42,18 @@ def first_query(model, query: Tensor, candidates: Tensor) -> Tensor:
 def moved(model, hidden: Tensor, candidate: Tensor) -> Tensor:
     if model.state is None:
         return hidden
-    pick = model.input_proj.weight @ candidate
+    pick = model.input_proj.weight @ given(model, candidate)
     if hasattr(model.state, "cell"):
         return model.state.cell(pick[None], hidden[None])[0]
     linear = model.state.linear
     return hidden + torch.tanh(linear.weight @ torch.cat([hidden, pick]) + linear.bias) * pick
 
 
-def logit(model, hidden: Tensor, candidate: Tensor) -> Tensor:
+def logit(model, hidden: Tensor, query: Tensor, candidate: Tensor) -> Tensor:
+    if model.config.residual:
+        q = model.query_proj.weight @ hidden
+        c = model.cand_proj.weight @ (model.input_proj.weight @ unit(candidate))
+        return (unit(query) @ unit(candidate) + q @ c) / model.config.temperature
     q = unit(model.query_proj.weight @ hidden)
     c = unit(model.cand_proj.weight @ (model.input_proj.weight @ candidate))
     return (q @ c) / model.config.temperature
@@ -57,7 +67,8 @@ def row_steps(model: PointerSelector, case: Case, row: int):
     for step, label in enumerate(case.labels[row].tolist()):
         if label not in left:
             continue
-        logits = torch.stack([logit(model, hidden, case.candidates[row, i]) for i in left])
+        query, vectors = case.query[row], case.candidates[row]
+        logits = torch.stack([logit(model, hidden, query, vectors[i]) for i in left])
         found.append((step, label, list(left), logits))
         hidden = moved(model, hidden, case.candidates[row, label])
         left.remove(label)

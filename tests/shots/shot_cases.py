@@ -16,7 +16,8 @@ from eligo.shots import (
 )
 from eligo.shots.model.pointer import PointerSelector
 
-SMALL = {"d_model": 12, "hidden_dim": 8, "K": 7, "shot_num": 3, "dropout": 0.0}
+SIZES = {"d_model": 12, "hidden_dim": 8, "K": 7, "shot_num": 3, "dropout": 0.0}
+SMALL = {**SIZES, "residual": False}
 HEADS = {**SMALL, "num_heads": 2}
 CONFIGS = {
     "v0": PointerSelectorV0Config(**HEADS),
@@ -29,6 +30,12 @@ CONFIGS = {
     "v3": PointerSelectorV3Config(**SMALL),
     "v3_pairs": PointerSelectorV3Config(**SMALL, ranking_loss_type="pairwise"),
     "v3_v2_gru": PointerSelectorV3Config(**SMALL, base="v2", state="gru"),
+    "v0_residual": PointerSelectorV0Config(**SIZES, num_heads=2),
+    "v1_residual": PointerSelectorV1Config(**SIZES),
+    "v1_gate_residual": PointerSelectorV1Config(**SIZES, state="gate"),
+    "v2_residual": PointerSelectorV2Config(**SIZES, num_heads=2, attn_dropout=0.0),
+    "v2_gru_residual": PointerSelectorV2Config(**SIZES, num_heads=2, attn_dropout=0.0, state="gru"),
+    "v3_residual": PointerSelectorV3Config(**SIZES),
 }
 STATIC = [name for name, config in CONFIGS.items() if getattr(config, "state", "") == "none"]
 

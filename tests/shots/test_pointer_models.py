@@ -46,7 +46,7 @@ def test_builds_on_the_meta_device(kind: str):
 
 def test_documented_defaults():
     shared = {"d_model": 768, "hidden_dim": 128, "K": 32, "shot_num": 6}
-    shared |= {"dropout": 0.3, "temperature": 0.1}
+    shared |= {"dropout": 0.3, "temperature": 0.1, "residual": True}
     own = {
         "v0": {"label_smoothing": 0.1, "num_layers": 2, "num_heads": 4},
         "v1": {"label_smoothing": 0.2, "state": "none"},
@@ -213,6 +213,22 @@ def test_untrained_model_ranks_by_similarity(kind: str):
     assert torch.corrcoef(pairs)[0, 1] > 0.5
 
 
+@pytest.mark.parametrize("version", ["v0", "v1", "v2", "v3"])
+@pytest.mark.parametrize("state", ["none", "gate", "gru"])
+def test_untrained_model_picks_the_nearest_neighbours(version: str, state: str):
+    """Exactly, step by step, whatever the length of the vectors and the size of the model."""
+    changes = {"d_model": 24, "hidden_dim": 8} | ({} if version == "v0" else {"state": state})
+    model = of_version(version, **changes).eval()
+    query, candidates = torch.randn(16, 24) * 7, torch.randn(16, 40, 24)
+    candidates *= torch.rand(16, 40, 1) + 0.1
+    mask = torch.rand(16, 40) < 0.8
+    cosines = torch.nn.functional.cosine_similarity(query[:, None], candidates, dim=-1)
+    nearest = cosines.masked_fill(~mask, -torch.inf).argsort(dim=1, descending=True, stable=True)
+    found = model.predict(query, candidates, shots=12, cand_mask=mask)
+    assert torch.equal(found.predictions, nearest[:, :12])
+    torch.testing.assert_close(found.scores, 10 * cosines.gather(1, nearest[:, :12]))
+
+
 @pytest.mark.parametrize("kind", ["v0", "v1", "v2", "v2_gru"])
 def test_independent_of_batch_size(kind: str):
     model = small_model(kind, d_model=64, hidden_dim=32)
@@ -232,7 +248,8 @@ def test_candidates_projected_once(kind: str):
     found = model(case.query, projected, case.labels, cand_mask=case.mask, projected=True)
     expected = model(case.query, case.candidates, case.labels, cand_mask=case.mask)
     torch.testing.assert_close(found["logits"], expected["logits"])
-    with pytest.raises(InputError, match=re.escape("expected (5, pool, 8)")), production():
+    width = 12 + 8 if model.config.residual else 8
+    with pytest.raises(InputError, match=re.escape(f"expected (5, pool, {width})")), production():
         model.predict(case.query, case.candidates, projected=True)
 
 
@@ -269,12 +286,13 @@ def test_gpu_equals_cpu(kind: str):
     assert torch.equal(*picks)
 
 
-def test_towers_reproduce_the_logits_of_v1():
-    model = small_model("v1")
+@pytest.mark.parametrize("kind", ["v1", "v3", "v1_residual", "v3_residual"])
+def test_towers_reproduce_the_logits_of_v1(kind: str):
+    model = small_model(kind)
     query, candidates = torch.randn(2, 12), torch.randn(2, 5, 12)
-    cosines = model.query_tower(query)[:, None] @ model.candidate_tower(candidates).mT
+    products = model.query_tower(query)[:, None] @ model.candidate_tower(candidates).mT
     logits = model.predict(query, candidates).selection.scores
-    torch.testing.assert_close(10 * cosines.squeeze(1), logits)
+    torch.testing.assert_close(10 * products.squeeze(1), logits)
 
 
 @pytest.mark.parametrize("kind", list(CONFIGS))

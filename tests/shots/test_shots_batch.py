@@ -130,10 +130,11 @@ def test_accuracy_equals_that_of_evaluate(world: World):
     assert 0 < summary["accuracy"] < 1
     pipeline = load_pipeline(world.model, world.data)
     queries = embed.open_embedded(world.data)[1]
-    rows = answering(pipeline, queries, 3, {"model": world.host, "device": "cpu"})
-    (row,) = [row for row in rows if row["selector"] == "learned" and row["shots"] == 3]
-    assert row["queries"] == 9
-    assert row["accuracy"] == pytest.approx(summary["accuracy"])
+    answered = answering(pipeline, queries, [3], {"model": world.host, "device": "cpu"})
+    rows = answered.tables()["accuracy"]
+    (row,) = [row for row in rows if row["examples"] == "selector" and row["shots"] == 3]
+    assert len(answered.queries) == 9
+    assert row["mean"] == pytest.approx(summary["accuracy"])
 
 
 def test_picks_alone_without_a_host(world: World):

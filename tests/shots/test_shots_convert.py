@@ -22,7 +22,6 @@ from eligo.shots import (
     Pool,
     load_selector,
 )
-from eligo.shots.data.items import as_query
 from eligo.shots.inference.embed import open_embedded
 from eligo.shots.inference.learned_selector import NAMED
 from eligo.shots.model.pretrained import build_model, import_pointer
@@ -139,7 +138,7 @@ def test_published_weights_are_imported(tmp_path: Path, wrapped: bool):
     args = [str(path), "--version", "v2", "--out", str(tmp_path / "made")]
     assert main(["shots", "convert", *args]) == 0
     model = PointerSelectorV2.from_pretrained(tmp_path / "made")
-    assert model.config == PointerSelectorV2Config(d_model=16, hidden_dim=8)
+    assert model.config == PointerSelectorV2Config(d_model=16, hidden_dim=8, residual=False)
     query, candidates = torch.randn(3, 16), torch.randn(3, 5, 16)
     found = model.predict(query, candidates, shots=1).selection.scores
     assert torch.allclose(found, foreign(query, candidates), atol=1e-5)
@@ -192,7 +191,7 @@ def test_published_weights_choose_examples(
     with torch.no_grad():
         logits = foreign(queries.vectors, pool.vectors.expand(len(queries), -1, -1))
     for row in range(len(queries)):
-        logits[row, ~pool.allowed(as_query(queries, row))] = -torch.inf
+        logits[row, ~pool.allowed(queries.query(row))] = -torch.inf
     expected = logits.topk(6)
     for selector in ("made", f"best.pth --model_version {version}"):
         out = Path(f"{selector[:4]}.jsonl")
@@ -208,7 +207,8 @@ def test_published_weights_choose_examples(
         report = call(
             f"evaluate --selector {selector} --embedded embedded --data embedded --shots 1 --json"
         )
-        assert {row["selector"] for row in report["answers"]} >= {"none", "knn", "learned"}
+        rows = {row["examples"] for row in report["log-probability"]}
+        assert rows >= {"none", "nearest", "selector"}
         same = call(f"evaluate --selector {selector} --data embedded --shots 1 --json")
         assert same == report
     embedded(Path("others"), 12)

@@ -27,7 +27,7 @@ from eligo.shots.training.task import split_by_group
 
 SIZE = {"hidden_dim": 16, "K": 16, "dropout": 0.0}
 CONFIGS = {
-    "v0": PointerSelectorV0Config(**SIZE, num_layers=1, num_heads=2),
+    "v0": PointerSelectorV0Config(**SIZE, num_layers=1, num_heads=2, residual=False),
     "v1": PointerSelectorV1Config(**SIZE),
     "v2_gru": PointerSelectorV2Config(**SIZE, num_heads=2, state="gru"),
     "v3": PointerSelectorV3Config(**SIZE),

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from eligo.errors import InputError
-from eligo.shots import Pool, Query
+from eligo.shots import KNN, MMR, Pool, Query
 from eligo.shots.config import SamplerConfig
 from eligo.shots.pool.sampler import Sampler
 
@@ -91,3 +91,20 @@ def test_missing_view_is_refused():
     pool = Pool(["a", "b"], torch.eye(2))
     with pytest.raises(InputError, match="no view text"):
         Sampler(pool, SamplerConfig(kind="text"))
+
+
+def test_nearest_contains_what_simple_selectors_take_from_the_whole_pool():
+    draw = torch.Generator().manual_seed(0)
+    pool = Pool([f"d{n}" for n in range(200)], torch.randn(200, 8, generator=draw))
+    sampler = Sampler(pool, SamplerConfig(num_candidates=16))
+    assert sampler.config.kind == "nearest"
+    for number in range(20):
+        query = Query(f"q{number}", torch.randn(8, generator=draw))
+        names = sampler.names(query)
+        assert len(set(names)) == 16
+        for selector, shots in ((KNN(), 12), (MMR(balance=0.5), 4)):
+            picked = pool.picked(selector.fit([], pool).select(query, shots))
+            assert set(picked) <= set(names)
+    assert sampler.names(query) == names  # the same for the same query
+    few = Sampler(pool.take(torch.arange(5)), SamplerConfig(num_candidates=16))
+    assert sorted(few.names(query)) == [f"d{n}" for n in range(5)]

@@ -12,7 +12,6 @@ from eligo.scenes import words
 from eligo.scenes.phrases import VOCABULARY
 from eligo.scenes.vlm import build_processor, build_vlm
 from eligo.shots import HostScorer, Pool, Reader, Sampler, SamplerConfig, Scorer
-from eligo.shots.data.items import as_query
 from eligo.shots.learner.lessons import EXAMPLES, QUESTIONS, draw_lessons
 from eligo.shots.learner.load import scenes_for
 from eligo.shots.learner.scoring import LearnerScorer
@@ -62,7 +61,7 @@ def test_each_domain_is_a_lexicon(world):
 
 def test_candidates_stay_in_their_domain(world):
     sampler = Sampler(world.pool, SamplerConfig(num_candidates=32))
-    query = as_query(world.queries, 3)
+    query = world.queries.query(3)
     rows = sampler.rows(query).tolist()
     assert len(rows) == 32
     assert {world.pool.domains[row] for row in rows} == {query.domain}
@@ -127,7 +126,7 @@ def test_scores_match_a_host_scorer(world, model, drawn, tmp_path: Path):
     )
     scorer = LearnerScorer(model, world, tokens=300)
     assert isinstance(scorer, Scorer)
-    query, names = as_query(world.queries, 1), list(world.pool.ids[:8])
+    query, names = world.queries.query(1), list(world.pool.ids[:8])
     assert scorer.baseline(query).logprob.tolist() == pytest.approx(
         host.baseline(query).logprob.tolist(), abs=1e-4
     )

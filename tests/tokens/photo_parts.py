@@ -91,6 +91,15 @@ def make_host(folder: Path, name: str = "host") -> Path:
     return folder / name
 
 
+def make_all(folder: Path, layers: int = 3, photos: int = 24) -> Path:
+    """Write parts, their host, and photos."""
+    make_tower("dinov2", folder / "tower")
+    make_language(folder / "language", layers)
+    make_host(folder)
+    make_photos(folder / "photos", photos)
+    return folder
+
+
 def make_photos(folder: Path, count: int = 24) -> Path:
     """Write one-coloured shapes with captions (Karpathy's form) and questions."""
     (folder / "images").mkdir(parents=True)

@@ -1,5 +1,6 @@
 """Attention rows, scenes for the oracle, and plans on disk."""
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import Tensor
 from eligo import tokens
 from eligo.errors import InputError
 from eligo.tokens.hooks.pruning import pruning
+from eligo.tokens.methods import METHODS, build
 from eligo.tokens.model.layer_pruners import LayerPruners, PrunersShape
 from eligo.tokens.model.token_merger import MergerShape, TokenMerger
 from eligo.tokens.plan import Cut, Plan, Stage1
@@ -111,22 +113,27 @@ def _where(columns: Tensor, column: int | Tensor) -> int:
     return int((columns == column).nonzero()[0, 0])
 
 
+@pytest.mark.parametrize("need", ["cls_row", "object_row"])
 @pytest.mark.parametrize(
     "family", ["llava", "internvl", "paligemma", "smolvlm", "idefics3", "gemma3"]
 )
-def test_attention_row_of_the_tower(family: str) -> None:
-    """The row of [CLS], or the mean attention received; tokens average their patches."""
+def test_attention_row_of_the_tower(family: str, need: str) -> None:
+    """The row of [CLS], or the mean attention received; tokens average their patches.
+
+    The middle layer of these towers of two layers is the first one.
+    """
+    number = 0 if family == "llava" or need == "object_row" else -1
     eager = shared(family, "eager")
     inputs = eager.batch([[3, IMAGE, 5], [2, IMAGE, 6]])
     core = eager.model.model
     tower = core.vision_model if eager.style == "nested" else core.vision_tower
     try:
         if family == "internvl":
-            module = tower.encoder.layer[-1].attention
+            module = tower.encoder.layer[number].attention
         else:
-            module = tower.encoder.layers[0 if family == "llava" else -1].self_attn
+            module = tower.encoder.layers[number].self_attn
     except AttributeError:  # older transformers
-        module = tower.vision_model.encoder.layers[0 if family == "llava" else -1].self_attn
+        module = tower.vision_model.encoder.layers[number].self_attn
     weights = weights_of(eager, module, inputs)[0].mean(1)  # (images, queries, keys)
     if family in ("llava", "internvl"):
         rows = weights[:, 0, 1:]
@@ -136,10 +143,10 @@ def test_attention_row_of_the_tower(family: str) -> None:
         squares = rows.reshape(2, 4, 2, 4, 2)
         rows = squares.mean((2, 4)).flatten(1)
     for attention_name in ("sdpa", "eager"):
-        host, reducer = shared(family, attention_name), ByContent(needs=("cls_row",))
+        host, reducer = shared(family, attention_name), ByContent(needs=("cls_row", need))
         with pruning(host.model, Plan(Stage1(reducer, 4))), torch.no_grad():
             host.model(**inputs, use_cache=False)
-        found = reducer.seen[0].cls_row
+        found = getattr(reducer.seen[0], need)
         assert found is not None
         assert torch.allclose(found, rows, atol=1e-5)
 
@@ -187,6 +194,50 @@ def test_attention_row_of_a_tower_with_windows(family: str) -> None:
     found = reducer.seen[0].cls_row
     assert found is not None
     assert torch.allclose(torch.cat([found[0, :24], found[1, :8]]), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_method_runs_in_every_host(family: str) -> None:
+    """Before the language model and inside it, where it can; a prompt alone keeps the same."""
+    host = shared(family)
+    batch = host.batch([[3, IMAGE, 5], [2, IMAGE, 6]])
+    for name in METHODS.keys() - {"none", "oracle"}:
+        method = build(name)
+        options = [method, method.replace(dict(method.before))] if method.before else [method]
+        for reducer, where in itertools.product(options, ("before", "inside")):
+            if where not in reducer.where:
+                continue
+            plan = (
+                Plan(Stage1(reducer, 4)) if where == "before" else Plan(cuts=[Cut(1, reducer, 4)])
+            )
+            kept = []
+            for inputs in (batch, host.batch([[3, IMAGE, 5]])):
+                with pruning(host.model, plan) as trace, torch.no_grad():
+                    host.model(**inputs, use_cache=False)
+                kept.append(trace.stages[0].selection.indices.tolist())
+            assert {len(row) for row in kept[0]} == {4}, (name, where)
+            assert kept[0][: len(kept[1])] == kept[1], (name, where)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_projected_tokens_are_those_that_enter_the_language_model(family: str) -> None:
+    """Stage 1 gets them with the question, in its space; one that keeps all shows them again."""
+    host, reducer = shared(family), ByContent()
+    inputs = host.batch([[3, IMAGE, 5], [2, IMAGE, 6]])
+    entered: list[Tensor] = []
+    handle = host.text.layers[0].register_forward_pre_hook(
+        lambda _m, args, kwargs: entered.append(args[0] if args else kwargs["hidden_states"]),
+        with_kwargs=True,
+    )
+    with pruning(host.model, Plan(Stage1(reducer, ratio=1.0))), torch.no_grad():
+        host.model(**inputs, use_cache=False)
+    handle.remove()
+    (context,) = reducer.seen
+    assert context.projected is not None
+    assert context.question is not None
+    assert context.projected.shape[-1] == context.question.shape[-1]
+    is_image = inputs["input_ids"] == IMAGE_ID
+    assert torch.allclose(entered[0][is_image], context.projected[context.mask], atol=1e-5)
 
 
 @pytest.mark.parametrize("family", STYLES["tiles"])

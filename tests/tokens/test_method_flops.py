@@ -17,6 +17,7 @@ ROWS = {  # what is read: keys of a row, and how many rows
     "attention_row": (TOKENS + WORDS, 1),
     "question_rows": (TOKENS + WORDS, WORDS),
     "cls_row": (TOKENS + 1, 1),
+    "object_row": (TOKENS + 1, 1),
 }
 VARIANTS = [
     *(build(name) for name in METHODS),
@@ -24,6 +25,8 @@ VARIANTS = [
     build("tome", rounds=9),
     build("cdpruner", relevance="attention_row"),
     build("cdpruner", relevance="cls_row"),
+    build("dart", word_pivots=0),
+    build("holov", crops=5),
 ]
 
 
@@ -39,6 +42,7 @@ def whole_image() -> ReducerContext:
         attention_row=torch.rand(1, TOKENS, generator=generator),
         question_rows=torch.rand(1, WORDS, TOKENS, generator=generator),
         cls_row=torch.rand(1, TOKENS, generator=generator),
+        object_row=torch.rand(1, TOKENS, generator=generator),
         scene=torch.rand(1, TOKENS, generator=generator) < 0.3,
     )
 

@@ -35,6 +35,8 @@ class Row(NamedTuple):
     rows: np.ndarray
     cls: list[float]
     scene: list[bool]
+    projected: np.ndarray | None
+    objects: list[float]
 
 
 def row_of(context: ReducerContext, row: int) -> Row:
@@ -48,6 +50,7 @@ def row_of(context: ReducerContext, row: int) -> Row:
     assert context.attention_row is not None
     assert context.question_rows is not None
     assert context.cls_row is not None
+    assert context.object_row is not None
     assert context.scene is not None
     return Row(
         context.features[row][real].double().numpy(),
@@ -60,6 +63,8 @@ def row_of(context: ReducerContext, row: int) -> Row:
         context.question_rows[row][words[row]][:, real].double().numpy(),
         context.cls_row[row][real].tolist(),
         context.scene[row][real].tolist(),
+        None if context.projected is None else context.projected[row][real].double().numpy(),
+        context.object_row[row][real].tolist(),
     )
 
 
@@ -228,6 +233,102 @@ def slow_sparsevlm(row: Row, k: int, scale: float) -> Answer:
     return best(row.rows[raters].mean(0).tolist(), k), None
 
 
+def slow_dart(row: Row, k: int, pivots: int, word_pivots: int) -> Answer:
+    norms = [float(np.abs(x).sum()) for x in row.x]
+    picked = best(norms, min(k, pivots))
+    words = best([float(np.abs(w).sum()) for w in row.words], word_pivots)
+    centres = [row.x[i] for i in picked] + [row.words[i] for i in words]
+    left = k - len(picked)
+    for number, centre in enumerate(centres, start=1):
+        share = number * left // len(centres) - (number - 1) * left // len(centres)
+        unlike = [-cosine(x, centre) for x in row.x]
+        picked += best(unlike, share, [i for i in range(len(row.x)) if i not in picked])
+    return picked, None
+
+
+def slow_hiprune(row: Row, k: int, object_ratio: float) -> Answer:
+    anchors = best(row.objects, math.floor(k * object_ratio / 5 + 0.5))
+    near = [
+        i
+        for i, place in enumerate(row.places)
+        if i not in anchors and any(math.dist(place, row.places[a]) == 1 for a in anchors)
+    ]
+    picked = anchors + best(row.objects, k - len(anchors), near)
+    rest = [i for i in range(len(row.x)) if i not in picked]
+    return picked + best(row.cls, k - len(picked), rest), None
+
+
+def slow_vispruner(row: Row, k: int, important_ratio: float) -> Answer:
+    important = best(row.cls, math.floor(k * important_ratio))
+    rest = best(row.cls, len(row.x), [i for i in range(len(row.x)) if i not in important])
+    target = k - len(important)
+    while len(rest) > target:
+        side_a, side_b = rest[::2], rest[1::2]
+        nearest = {a: max((cosine(row.x[a], row.x[b]) for b in side_b), default=0) for a in side_a}
+        dropped = sorted(side_a, key=lambda a: (-nearest[a], side_a.index(a)))
+        dropped = dropped[: min(8, len(rest) - target)]
+        rest = [i for i in rest if i not in dropped]
+    return important + rest, None
+
+
+def slow_holov(row: Row, k: int, crops: int, variance_weight: float) -> Answer:
+    count, queue = len(row.x), []
+    for crop in range(crops):
+        tokens = [i for i in range(count) if i * crops // count == crop]
+        variance = []
+        for i in tokens:
+            cosines = [0.0 if j == i else cosine(row.x[i], row.x[j]) for j in tokens]
+            others = max(len(tokens) - 1, 1)
+            mean = sum(cosines) / others
+            variance.append(sum((c - mean) ** 2 for c in cosines) / others)
+        attention = [row.cls[i] for i in tokens]
+        scale = sum(attention) / sum(variance) if sum(variance) > 0 else 0.0
+        scores = [a + variance_weight * scale * v for a, v in zip(attention, variance, strict=True)]
+        share = sum(scores) / max(len(scores), 1)
+        for place, at in enumerate(best(scores, len(tokens)), start=1):
+            queue.append((-share / place, tokens[at]))
+    return [token for _, token in sorted(queue)[:k]], None
+
+
+def slow_mmtok(
+    row: Row, k: int, vision_weight: float, text_temperature: float, vision_temperature: float
+) -> Answer:
+    def shares(centre: np.ndarray, temperature: float, tokens: np.ndarray) -> np.ndarray:
+        weights = np.exp([cosine(centre, x) / temperature for x in tokens])
+        return weights / weights.sum()
+
+    same_space = row.x if row.projected is None else row.projected
+    text = [shares(w, text_temperature, same_space) / len(row.words) for w in row.words]
+    vision = [shares(x, vision_temperature, row.x) / len(row.x) for x in row.x]
+
+    def coverage(picked: list[int]) -> float:
+        covered = sum(max(p[j] for j in picked) for p in text)
+        return covered + vision_weight * sum(max(q[j] for j in picked) for q in vision)
+
+    picked: list[int] = []
+    while len(picked) < k:
+        left = [i for i in range(len(row.x)) if i not in picked]
+        picked.append(max(left, key=lambda i: (coverage([*picked, i]), -i)))
+    return picked, None
+
+
+def slow_mmr(row: Row, k: int, balance: float, words: str) -> Answer:
+    same_space = row.x if row.projected is None else row.projected
+    cosines = [[cosine(x, w) for w in row.words] for x in same_space]
+    values = [float(np.mean(c)) if words == "mean" else max(c) for c in cosines]
+    low, high = min(values), max(values)
+    relevance = [(v - low) / (high - low) if high > low else 1.0 for v in values]
+    picked = best(relevance, min(k, 1))
+    while len(picked) < k:
+        left = [i for i in range(len(row.x)) if i not in picked]
+        scores = [
+            balance * r - (1 - balance) * max(cosine(x, row.x[j]) for j in picked)
+            for r, x in zip(relevance, row.x, strict=True)
+        ]
+        picked += best(scores, 1, left)
+    return picked, None
+
+
 def slow_oracle(row: Row, k: int, fill: str) -> Answer:
     tokens = list(range(len(row.x)))
     deciding = [i for i in tokens if row.scene[i]]
@@ -240,6 +341,7 @@ def slow_oracle(row: Row, k: int, fill: str) -> Answer:
     return deciding + slow_spread(row, k - len(deciding), rest), None
 
 
+MMTOK = {"text_temperature": 0.2, "vision_temperature": 0.2}  # sharper: gains that are all 0
 CASES: list[tuple[str, Callable[..., Answer], dict]] = [
     ("random", slow_random, {"seed": 0}),
     ("random", slow_random, {"seed": 12345678901}),
@@ -260,6 +362,19 @@ CASES: list[tuple[str, Callable[..., Answer], dict]] = [
     ("sparsevlm", slow_sparsevlm, {"scale": 10.0}),
     ("sparsevlm", slow_sparsevlm, {"scale": 1.0}),
     ("sparsevlm", slow_sparsevlm, {"scale": 0.0}),
+    ("dart", slow_dart, {"pivots": 4, "word_pivots": 4}),
+    ("dart", slow_dart, {"pivots": 2, "word_pivots": 1}),
+    ("dart", slow_dart, {"pivots": 3, "word_pivots": 0}),
+    ("hiprune", slow_hiprune, {"object_ratio": 0.1}),
+    ("hiprune", slow_hiprune, {"object_ratio": 1.0}),
+    ("vispruner", slow_vispruner, {"important_ratio": 0.5}),
+    ("vispruner", slow_vispruner, {"important_ratio": 0.1}),
+    ("holov", slow_holov, {"crops": 16, "variance_weight": 0.09}),
+    ("holov", slow_holov, {"crops": 3, "variance_weight": 3.0}),
+    ("mmtok", slow_mmtok, {"vision_weight": 0.5, **MMTOK}),
+    ("mmtok", slow_mmtok, {"vision_weight": 2.0, **MMTOK}),
+    ("mmr", slow_mmr, {"balance": 0.5, "words": "mean"}),
+    ("mmr", slow_mmr, {"balance": 0.2, "words": "best"}),
     ("oracle", slow_oracle, {"fill": "near"}),
     ("oracle", slow_oracle, {"fill": "uniform"}),
 ]
@@ -300,6 +415,61 @@ def test_every_method_equals_its_loops(
             assert weights.nonzero().squeeze(-1).tolist() == members
             expected = sum(row.sizes[j] for j in groups[token])
             assert float(selection.sizes[i, column]) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "slow", "options"), [case for case in CASES if case[0] in ("mmtok", "mmr")]
+)
+def test_before_the_language_model_words_are_compared_with_projected_tokens(
+    name: str, slow: Callable[..., Answer], options: dict
+):
+    context = make_context(3, 2, 14)
+    shape = (*context.mask.shape, 5)
+    context = ReducerContext(
+        **{
+            **vars(context),
+            "projected": torch.randn(shape).masked_fill(~context.mask[..., None], torch.nan),
+            "question": torch.randn(2, 4, 5),
+        }
+    )
+    selection = build(name, **options).select(context, torch.tensor([5, 3]))
+    for i, budget in enumerate((5, 3)):
+        slots = context.mask[i].nonzero().squeeze(-1).tolist()
+        picked, _ = slow(row_of(context, i), budget, **options)
+        assert selection.indices[i, :budget].tolist() == [slots[j] for j in picked]
+
+
+@pytest.mark.parametrize("budget", [1, 9, 20, 39])
+def test_vispruner_in_many_rounds(budget: int):
+    context = make_context(5, 1, 40, share=1.0)
+    picked, _ = slow_vispruner(row_of(context, 0), budget, 0.5)
+    found = build("vispruner").select(context, torch.tensor([budget])).indices
+    assert found.tolist() == [picked]
+
+
+@pytest.mark.parametrize(("uniform_ratio", "neighbours"), [(0.0, 3), (0.5, 1), (0.25, 32)])
+@pytest.mark.parametrize("sizes", [False, True])
+def test_prumerge_equals_its_loops(uniform_ratio: float, neighbours: int, sizes: bool):
+    context = make_context(11, 3, 14, sizes=sizes)
+    budgets = [4, 7, 14]
+    method = build("prumerge", uniform_ratio=uniform_ratio, neighbours=neighbours)
+    selection = method.select(context, torch.tensor(budgets))
+    folded = selection.fold(context.features).numpy()
+    for i, budget in enumerate(budgets):
+        row, slots = row_of(context, i), context.mask[i].nonzero().squeeze(-1).tolist()
+        k = min(budget, len(slots))
+        even = math.floor(k * uniform_ratio + 0.5)
+        kept = best(row.cls, k - even)
+        kept += spaced([j for j in range(len(slots)) if j not in kept], even)
+        assert [j for j in selection.indices[i].tolist() if j >= 0] == [slots[j] for j in kept]
+        for column, token in enumerate(kept):
+            others = [j for j in range(len(slots)) if j != token]
+            near = best([cosine(x, row.x[token]) for x in row.x], neighbours, others)
+            near = near if k < len(slots) else []
+            weights = [row.sizes[token]] + [row.sizes[j] * row.cls[j] for j in near]
+            mean = np.average(row.x[[token, *near]], axis=0, weights=weights)
+            np.testing.assert_allclose(folded[i, column], mean, rtol=1e-4, atol=1e-5)
+            assert float(selection.sizes[i, column]) == pytest.approx(sum(weights), rel=1e-5)
 
 
 @pytest.mark.parametrize(("side", "budget"), [(2, 144), (3, 64), (4, 36), (1, 576)])

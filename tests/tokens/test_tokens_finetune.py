@@ -243,6 +243,17 @@ def test_features_kept_in_memory_give_the_same_training(parts: Path, base: Path,
     torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1]))
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_photo_that_cannot_be_read_is_one_line(parts: Path, base: Path, tmp_path, workers: int):
+    """Features are computed before the images are checked, by workers."""
+    make_photos(tmp_path / "photos")
+    (tmp_path / "photos" / "images" / "2.png").write_bytes(b"no image")
+    changes = {"data.num_workers": workers, "data.images": tmp_path / "photos" / "images"}
+    task = FinetuneTask(config_of(parts, base, tmp_path, **changes))
+    with pytest.raises(InputError, match=r"2\.png: cannot be read as an image"):
+        task.to(torch.device("cpu"))
+
+
 def test_bad_parts_are_one_line(parts: Path, tmp_path):
     language = str(parts / "language")
     with pytest.raises(InputError, match=r"tower: .* holds a llama, expected CLIP"):

@@ -1,5 +1,7 @@
 """One plan for several budgets; pruners that do not read the question; attention as a target."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tiny_task import first_batch, make, tiny
@@ -79,9 +81,12 @@ def task_flops(words: int) -> float:
     return make(merger=None).plan.cuts[0].reducer.flops(16, words)
 
 
-def test_recorded_attention_is_that_of_the_model():
-    task = make(losses__attention=1.0)
+@pytest.mark.parametrize("questions", [1, 2])
+def test_recorded_attention_is_that_of_the_model(questions: int):
+    """Of rows of their own, and of packed ones."""
+    task = make(losses__attention=1.0, data__questions_per_image=questions)
     batch = first_batch(task)
+    assert (batch.packed is None) == (questions == 1)
     found = task.observe_whole(batch).attention
     task.model.set_attn_implementation("eager")
     with torch.no_grad():
@@ -92,6 +97,16 @@ def test_recorded_attention_is_that_of_the_model():
         of_layers = torch.stack([layers[at][row, :, last].mean(0) for at in (2, 3)])
         expected = of_layers.mean(0)[is_image[row]]
         torch.testing.assert_close(found[row], expected / expected.sum(), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("questions", [1, 2])
+def test_rows_without_an_answer_have_finite_attention(questions: int):
+    task = make(losses__attention=1.0, data__questions_per_image=questions)
+    batch = first_batch(task)
+    labels = batch.labels.clone()
+    labels[1] = -100
+    found = task.observe_whole(replace(batch, labels=labels)).attention
+    assert found.isfinite().all()
 
 
 def test_attention_trains_the_scores_of_all_stages():

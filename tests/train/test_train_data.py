@@ -234,6 +234,29 @@ def test_ordered_batches_have_every_example_once(workers: int):
     assert str(caught.value) == "7.png: cannot be read as an image"
 
 
+class Many:
+    """A dataset that reads several examples at once."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> int:
+        raise AssertionError(f"example {index} is read alone")
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        if 9 in indices:
+            raise InputError("9.png: cannot be read as an image")
+        return [100 * len(indices) + index for index in indices]
+
+
+def test_ordered_batches_read_several_examples_at_once():
+    batches = ordered_batches(Many(), 4)
+    assert next(batches).tolist() == [400, 401, 402, 403]
+    assert next(batches).tolist() == [404, 405, 406, 407]
+    with pytest.raises(InputError, match=r"9\.png"):
+        next(batches)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_reading_in_order_draws_no_random_numbers(workers: int):
     torch.manual_seed(3)

@@ -37,6 +37,7 @@ _HELP = {
     "patches train": "train a model to match images and texts",
     "patches index": "encode images or texts once, to search them",
     "patches search": "find images by text, or texts by image",
+    "patches export": "write an index for LanceDB or Qdrant",
     "patches predict": "score a text on an image and show the patches that count",
     "patches evaluate": "retrieval recall in both directions",
     "patches convert": "make a model folder from a run or a LAPS or SEPS checkpoint",

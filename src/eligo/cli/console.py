@@ -22,6 +22,8 @@ from eligo.io.files import check_file, check_folder, write_text
 
 OutFile = Annotated[Path, "file"]
 """The type of an `--out` that names a file; any other `--out` names a folder."""
+OutFolder = Annotated[Path, "folder"]
+"""The type of another flag that names a folder to write to."""
 OutFileOrFolder = Annotated[Path, "file or folder"]
 """The type of an `--out` that names either, depending on other flags; the command checks it."""
 _LOG_COLUMNS = 100
@@ -106,14 +108,19 @@ def print_outcome(result: Any, json: bool) -> None:
             run_log.write(message, logging.WARNING)
 
 
-def check_out(out: Path, hint: Any) -> None:
-    """Refuse an `--out` of this type that cannot be written, without writing."""
+def is_output(hint: Any) -> bool:
+    """Whether a flag of this type names something to write."""
+    return any(_has(hint, kind) for kind in (OutFile, OutFolder, OutFileOrFolder))
+
+
+def check_out(out: Path, hint: Any, name: str = "out") -> None:
+    """Refuse an output of this type that cannot be written, without writing."""
     if _has(hint, OutFileOrFolder):
         return
     if not _has(hint, OutFile):
         check_folder(out)
     elif out.is_dir():
-        raise InputError(f"--out names a file to write, {out} is a folder")
+        raise InputError(f"--{name} names a file to write, {out} is a folder")
     else:
         check_file(out)
 

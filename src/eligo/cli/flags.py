@@ -37,7 +37,7 @@ import tyro
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
-from eligo.cli.console import check_out
+from eligo.cli.console import check_out, is_output
 from eligo.cli.registry import config_class, configs_of, split_search
 from eligo.config import Config, Layer, read_layer, validate
 from eligo.config.bounds import Bounds
@@ -148,13 +148,16 @@ def call(
 
 
 def _checked_call(function: Callable[..., Any], given: dict[str, Any]) -> Any:
-    """Call a function after a check that its `--out`, or the folder of its run, can be written."""
+    """Call a function after a check that its outputs, or the folder of its run, can be written."""
     train = getattr(given.get("config"), "train", None)
-    if given.get("out") is not None:
-        check_out(given["out"], get_type_hints(function, include_extras=True)["out"])
-    elif "out" not in given and isinstance(train, TrainConfig):
+    hints = get_type_hints(function, include_extras=True)
+    outputs = {name for name in given if name == "out" or is_output(hints[name])}
+    for name in outputs:
+        if given[name] is not None:
+            check_out(given[name], hints[name], name)
+    if "out" not in given and isinstance(train, TrainConfig):
         check_folder(train.folder)
-    with keeping(v for name, v in given.items() if name != "out" and isinstance(v, Path)):
+    with keeping(v for name, v in given.items() if name not in outputs and isinstance(v, Path)):
         return function(**given)
 
 

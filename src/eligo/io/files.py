@@ -125,6 +125,12 @@ def write_bytes(path: str | Path, content: bytes, *, sync: bool = True) -> Path:
     return Path(path)
 
 
+def copy_file(source: Path, path: Path) -> None:
+    """Copy a file with its dates (and make the folder)."""
+    with writing(path, sync=False) as temporary:
+        shutil.copy2(source, temporary)
+
+
 def kept_json(path: Path, key: Any, make: Callable[[], Any]) -> Any:
     """Return the JSON stored in a file; recompute and write it if `key` has changed."""
     if path.is_file():

@@ -10,6 +10,7 @@ from eligo.ops.diverse import (
     distinctness,
     farthest_points,
     greedy_dpp,
+    greedy_mmr,
     nearest_other,
     ordered_dither,
 )
@@ -35,7 +36,7 @@ from eligo.ops.topk import (
 
 __all__ = [
     "Matching", "align_left", "align_right", "bipartite_match", "distinctness", "farthest_points",
-    "fold", "gather", "greedy_dpp", "gumbel_noise", "gumbel_top_k", "kept_mask",
+    "fold", "gather", "greedy_dpp", "greedy_mmr", "gumbel_noise", "gumbel_top_k", "kept_mask",
     "masked_log_softmax", "masked_mean", "masked_softmax", "maxsim", "maxsim_pieces", "merge",
     "nearest_other", "ordered_dither", "relaxed_top_k", "soft_assignment", "straight_through",
     "straight_through_top_k", "top_k", "top_k_mask", "unfold", "unmerge",

@@ -1,11 +1,12 @@
-"""Selection of diverse sets: greedy max-min distance, greedy DPP, density peaks, dithering.
+"""Selection of diverse sets: max-min distance, DPP, marginal relevance, density peaks, dithering.
 
 `farthest_points` is Gonzalez' greedy solution of the max-min diversity problem (1985), started as
 in DivPrune (Alvar et al. 2025) at the candidate farthest from all others. `greedy_dpp` is the fast
 greedy MAP inference of a determinantal point process (Chen, Zhang and Zhou, NeurIPS 2018), by an
 incremental Cholesky factor. The paper stops at the rank of the kernel; here, picks continue by the
-diagonal, because budgets are exact. Both loop over the picks and have no gradient. `distinctness`
-is a one-pass alternative with a gradient, from density peaks (Rodriguez and Laio, Science 2014).
+diagonal, because budgets are exact. `greedy_mmr` is maximal marginal relevance (Carbonell and
+Goldstein, SIGIR 1998). These loop over the picks and have no gradient. `distinctness` is a one-pass
+alternative with a gradient, from density peaks (Rodriguez and Laio, Science 2014).
 `ordered_dither` is Bayer's order of grid places (1973): any prefix of it covers the grid evenly.
 """
 
@@ -15,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from eligo.ops.masked import gather
+from eligo.ops.masked import full_mask, gather
 from eligo.ops.topk import budget_width
 
 _DITHER_BITS = 10
@@ -92,6 +93,43 @@ def greedy_dpp(
         row = (row.squeeze(-2) * scale).masked_fill(~gather(grows, pick), 0.0)
         factor[..., step, :] = row
         gain = gain - row.square()
+    return _joined(picks, mask, k, width)
+
+
+def greedy_mmr(
+    relevance: Float[Tensor, "*batch candidates"],
+    vectors: Float[Tensor, "*batch candidates dim"],
+    k: int | Int[Tensor, "*batch"],
+    balance: float,
+    mask: Bool[Tensor, "*batch candidates"] | None = None,
+    *,
+    width: int | None = None,
+) -> Int[Tensor, "*batch kept"]:
+    """`argmax_i l r_i - (1 - l) max_{j in S} v_i v_j`, k times; the first pick is `argmax_i r_i`.
+
+    `balance` is l; `vectors` have length 1, and only their products with the picks are computed.
+    `k`, `mask` and `width` are those of `top_k`. In order of choice.
+
+    >>> vectors = torch.tensor([[1.0, 0.0], [1.0, 0.01], [0.0, 1.0]])
+    >>> greedy_mmr(torch.tensor([0.9, 0.89, 0.5]), vectors, 2, 0.5)
+    tensor([0, 2])
+    """
+    num_candidates = relevance.shape[-1]
+    width = budget_width("greedy_mmr", k, width, num_candidates)
+    relevance, vectors = relevance.detach().float(), vectors.detach().float()
+    if mask is not None:
+        vectors = vectors.masked_fill(~mask.unsqueeze(-1), 0.0)
+    mask = full_mask(relevance, mask)
+    free, scores, picks = mask, relevance, []
+    redundancy = torch.full_like(relevance, -torch.inf)
+    for step in range(min(width, num_candidates)):
+        if step:
+            to_pick = vectors @ gather(vectors, picks[-1]).transpose(-1, -2)
+            redundancy = torch.maximum(redundancy, to_pick.squeeze(-1))
+            scores = balance * relevance - (1 - balance) * redundancy
+        pick = torch.where(free, scores, -torch.inf).argmax(-1, keepdim=True)
+        free = free.scatter(-1, pick, False)
+        picks.append(pick)
     return _joined(picks, mask, k, width)
 
 

@@ -135,9 +135,9 @@ class MatchConfig(Config):
     """Each image's dense caption guides the selection (open, paper)."""
     sparse_ratio: float = Field(default=0.5, gt=0, le=1)
     """Share of the patches that a text keeps; 1: all."""
-    typicality: float = Field(default=-1.0, ge=-1, le=1)
+    typicality: float = Field(default=-0.5, ge=-1, le=1)
     """Weight of a patch's similarity to the mean patch, beside its similarity to the text (late,
-    open). -1 keeps what is unlike the rest of the image; 1, as in LAPS, keeps the background."""
+    open). Below 0 it favours what is unlike the rest; 1, as in LAPS, favours the background."""
     word_weights: bool = False
     """Learn how much every word counts, starting with equal weights (late)."""
     aggr_ratio: float = Field(default=0.4, gt=0, le=1)

@@ -107,6 +107,17 @@ def _find_stock(name: str, names: list[str], weights: bool) -> Path:
     return folder
 
 
+def fetch_modules(name: str, folder: Path, listed: str) -> None:
+    """Fetch the configs in the subfolders of a model on the hub, if it lists its modules."""
+    from huggingface_hub import snapshot_download
+
+    if Path(name).is_dir() or not (folder / listed).is_file() or any(folder.glob("*/config.json")):
+        return
+    if _hub_answers():
+        with suppress(Exception):  # what is missing is reported where it is read
+            snapshot_download(name, allow_patterns=["*/config.json"])
+
+
 def _from_hub(name: str, files: Sequence[str], names: list[str], ignore: Sequence[str]) -> Path:
     """Return the folder of a model on the hub: downloaded, or cached with one of these files."""
     from huggingface_hub import snapshot_download, try_to_load_from_cache

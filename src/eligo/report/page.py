@@ -97,12 +97,12 @@ def row(*parts: object, columns: int | None = None) -> Html:
     return Html(f'<div class="row" style="{style}">{"".join(map(html, parts))}</div>')
 
 
-def figure(image: Image.Image, caption: object = "", *, alt: str = "") -> Html:
-    """Return an embedded picture with a caption and alternative text."""
+def figure(image: Image.Image, caption: object = "", *, alt: str = "", photo: bool = False) -> Html:
+    """Return an embedded picture with a caption and alternative text; `photo`: as JPEG."""
     size = f'width="{image.width}" height="{image.height}"'
     look = ' class="small"' if image.width < _SMALL else ""
     described = escape(alt or str(caption))
-    picture = Html(f'<img src="{data_uri(image)}" alt="{described}" {size}{look}>')
+    picture = Html(f'<img src="{data_uri(image, photo=photo)}" alt="{described}" {size}{look}>')
     return tag("figure", picture, *([tag("figcaption", caption)] if caption else []))
 
 
@@ -136,11 +136,16 @@ def details(summary: str, *parts: object) -> Html:
     return tag("details", tag("summary", summary), *parts)
 
 
-def data_uri(image: Image.Image) -> str:
-    """Return an image as a PNG data URL."""
-    buffer = BytesIO()
-    image.save(buffer, "PNG")  # `optimize` is four times slower, for a sixth less
-    return f"data:image/png;base64,{b64encode(buffer.getvalue()).decode()}"
+def link(address: str, *parts: object) -> Html:
+    """Return a link."""
+    return Html(f'<a href="{escape(address)}">{"".join(map(html, parts))}</a>')
+
+
+def data_uri(image: Image.Image, *, photo: bool = False) -> str:
+    """Return an image as a PNG (`photo`: JPEG) data URL."""
+    buffer, kind = BytesIO(), "JPEG" if photo else "PNG"
+    image.save(buffer, kind)  # `optimize` of PNG is four times slower, for a sixth less
+    return f"data:image/{kind.lower()};base64,{b64encode(buffer.getvalue()).decode()}"
 
 
 def write_page(path: str | Path, content: Html) -> Path:

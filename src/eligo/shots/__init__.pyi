@@ -30,6 +30,7 @@ from .hosts.scorer import HostScorer as HostScorer
 from .hosts.scorer import Scorer as Scorer
 from .inference.batch import predict_batch as predict_batch
 from .inference.embed import embed as embed
+from .inference.embed import write_embedded as write_embedded
 from .inference.encoders import open_encoder as open_encoder
 from .inference.learned_selector import LearnedSelector as LearnedSelector
 from .inference.predict import ShotsPrediction as ShotsPrediction
@@ -57,3 +58,4 @@ from .teacher.read import read_records as read_records
 from .teacher.run import teach as teach
 from .teacher.teacher import TeacherResult as TeacherResult
 from .teacher.teacher import teach_query as teach_query
+from .training.train import read_taught as read_taught

@@ -22,9 +22,9 @@ State = Literal["none", "gate", "gru"]
 class SamplerConfig(Config):
     """Which examples of a pool are candidates for a query, in teaching, training and inference."""
 
-    kind: Literal["random", "text", "image", "mix"] = "random"
-    """random; text, image: the nearest by that view; mix: half random, a quarter text, the rest
-    image."""
+    kind: Literal["nearest", "random", "text", "image", "mix"] = "nearest"
+    """nearest: a quarter picked by MMR from the whole pool, the rest the nearest; random; text,
+    image: the nearest by that view; mix: half random, a quarter text, the rest image."""
     num_candidates: int = Field(default=32, ge=1)
     """Candidates of a query; fewer where the pool has fewer."""
     max_similarity: float | None = Field(default=None, ge=-1, le=1)
@@ -113,6 +113,9 @@ class PointerConfig(Config):
     """Share of features dropped in training."""
     temperature: float = Field(default=0.1, gt=0)
     """Cosines are divided by it; fixed."""
+    residual: bool = True
+    """Start as the nearest neighbours and learn what to add to their cosine; false: compare
+    learned projections alone, as in the published designs."""
 
 
 class _HeadsConfig(PointerConfig):
@@ -243,11 +246,7 @@ def model_name(model: AnyPointerConfig) -> str:
 
 
 class FitConfig(Config):
-    """Settings of `LearnedSelector.fit`.
-
-    The published learning rate, 1e-4, is for thousands of queries. `fit` is mostly called with
-    fewer records, so its default is larger, and there is a minimum number of steps.
-    """
+    """Settings of `LearnedSelector.fit`, with the defaults of `eligo shots train`."""
 
     num_epochs: int = Field(default=20, ge=1)
     """Passes over the records."""
@@ -281,8 +280,8 @@ class SelectorTrainConfig(TrainConfig):
     evaluations and without early stopping."""
     batch_size: int = Field(default=64, ge=1)
     """Records in one step; fewer if there are fewer."""
-    lr: float = Field(default=1e-4, gt=0)
-    """Peak learning rate of AdamW; 5 % warm-up, then cosine."""
+    lr: float = Field(default=1e-3, gt=0)
+    """Peak learning rate of AdamW; 5 % warm-up, then cosine. The published one is 1e-4."""
     weight_decay: float = Field(default=1e-2, ge=0)
     """Decoupled weight decay."""
     monitor: str = "ndcg"
@@ -314,7 +313,7 @@ class RecordsConfig(Config):
     """Where a folder holds several: the subfolder, or part of the file's name."""
     num_anchors: int | None = Field(default=None, ge=1)
     """Number of queries to learn from, drawn by seed; none: all."""
-    sampler: Literal["random", "text", "image", "mix"] | None = None
+    sampler: Literal["nearest", "random", "text", "image", "mix"] | None = None
     """How candidates are drawn; none: as the teacher did, at random for files of other programs."""
     objective: Objective | None = None
     """Score of a pick; none: the teacher's."""

@@ -86,7 +86,7 @@ class PoolSelector(ABC):
 
     def select(
         self,
-        query: Query,
+        query: "Query | Sequence[Query] | Pool",
         shots: int,
         *,
         candidates: Iterable[str] | None = None,
@@ -97,10 +97,37 @@ class PoolSelector(ABC):
 
         The query itself, its group, other domains and `exclude` are never chosen; with
         `candidates`, only those are. With `token_budget`, the next best that still fits is taken.
+
+        Many queries (a list, or a pool of them) give one selection with a row for each.
         """
         shots = check_count("shots", shots, least=0)
         if token_budget is not None:
             check_count("token_budget", token_budget, least=0)
+        if isinstance(query, Query):
+            return self._select(query, shots, candidates, exclude, token_budget)
+        queries = query.queries() if isinstance(query, Pool) else list(query)
+        only = None if candidates is None else list(candidates)
+        without = list(exclude)
+        parts = [self._select(each, shots, only, without, token_budget) for each in queries]
+        if not parts:
+            empty = torch.zeros(0, len(self.pool))
+            indices = torch.zeros(0, shots, dtype=torch.int64)
+            return Selection(indices, empty, empty.bool())
+        columns = zip(*((part.indices, part.scores, part.mask) for part in parts), strict=True)
+        return Selection(*(torch.stack(column) for column in columns))
+
+    def picks(self, queries: "Sequence[Query] | Pool", shots: int) -> list[list[str]]:
+        """Return the ids chosen for each of many queries, in order of choice."""
+        return self.pool.picked(self.select(queries, shots))
+
+    def _select(
+        self,
+        query: Query,
+        shots: int,
+        candidates: Iterable[str] | None,
+        exclude: Iterable[str],
+        token_budget: int | None,
+    ) -> Selection:
         with self._lock:
             pool = self.pool
             mask = self._allowed(query, candidates, exclude)

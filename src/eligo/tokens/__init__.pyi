@@ -35,6 +35,7 @@ from .model.assemble import assemble as assemble
 from .model.discriminator import Discriminator as Discriminator
 from .model.layer_pruners import LayerPruners as LayerPruners
 from .model.token_merger import TokenMerger as TokenMerger
+from .model.vision_selector import VisionSelector as VisionSelector
 from .plan import Cut as Cut
 from .plan import Plan as Plan
 from .plan import Stage1 as Stage1

@@ -96,6 +96,8 @@ class ScenesDataConfig(_DataConfig):
 class _FilesConfig(_DataConfig):
     instruction: str = ""
     """Text after every question, such as "Answer the question using a single word or phrase."."""
+    questions_per_image: int = Field(default=1, ge=1)
+    """Questions on each image of a step, in a LLaVA: the image is read once for all of them."""
     num_workers: int | None = Field(default=None, ge=0)
     """Worker processes that read images; none: as many as the cores allow."""
 
@@ -544,6 +546,8 @@ class FinetuneConfig(Config):
     """LoRA in the language model."""
     optim: FinetuneOptimConfig = FinetuneOptimConfig()
     """Optimisers, one per part."""
+    compile: bool = False
+    """Compile the layers of the language model, on a GPU only: a minute once, then faster steps."""
 
     def build(self) -> Any:
         """Build the task for the training loop."""

@@ -26,13 +26,15 @@ def save(plan: Plan, folder: Path, dtype: torch.dtype | None = None) -> None:
     """Write a plan and its learned modules, weights as `dtype`."""
     from eligo.tokens.model.layer_pruners import LayerPruner, LayerPruners
     from eligo.tokens.model.token_merger import TokenMerger
+    from eligo.tokens.model.vision_selector import VisionSelector
 
     # Learned cuts have layer indices, never depths.
     heads = {
         int(cut.layer): cut.reducer for cut in plan.cuts if isinstance(cut.reducer, LayerPruner)
     }
-    if plan.stage1 is not None and isinstance(plan.stage1.reducer, TokenMerger):
-        plan.stage1.reducer.save_pretrained(folder, dtype=dtype)
+    first = None if plan.stage1 is None else plan.stage1.reducer
+    if isinstance(first, TokenMerger | VisionSelector):
+        first.save_pretrained(folder, dtype=dtype)
     if heads:
         pruners = LayerPruners(next(iter(heads.values())).shape(tuple(heads)))
         pruners.heads = nn.ModuleDict({str(layer): head for layer, head in heads.items()})
@@ -52,10 +54,21 @@ def save(plan: Plan, folder: Path, dtype: torch.dtype | None = None) -> None:
 
 
 def load(folder: Path, reducers: Mapping[str, Callable[..., Reducer]]) -> Plan:
-    """Read a plan and its learned modules."""
+    """Read a plan and its learned modules.
+
+    A published checkpoint of VisionSelector is a plan that keeps the share it was trained for.
+    """
+    from eligo.tokens.model.vision_selector import (
+        PUBLISHED_RATIO,
+        VisionSelector,
+        published_weights,
+    )
+
     resolved = folder.resolve()  # `best` and `last` are links
     run = resolved.parents[1] if resolved.parent.name == "checkpoints" else folder
     path = next((p for p in (folder / PLAN, run / PLAN) if p.is_file()), None)
+    if path is None and published_weights(folder):
+        return Plan(Stage1(VisionSelector.from_pretrained(folder), ratio=PUBLISHED_RATIO))
     if path is None:
         raise InputError(
             f"{folder}: no {PLAN} in it; expected the folder of a saved plan (Plan.save), or of "
@@ -90,6 +103,7 @@ class _ReducerBuilder:
         from eligo.tokens import methods
         from eligo.tokens.model.layer_pruners import LayerPruner, LayerPruners
         from eligo.tokens.model.token_merger import TokenMerger
+        from eligo.tokens.model.vision_selector import VisionSelector
 
         settings = dict(described)
         name = settings.pop("name")
@@ -97,6 +111,8 @@ class _ReducerBuilder:
             return self.custom[name](**settings)
         if name == TokenMerger.name:
             return TokenMerger.from_pretrained(self.folder)
+        if name == VisionSelector.name:
+            return VisionSelector.from_pretrained(self.folder)
         if name == LayerPruner.name:
             self.pruners = self.pruners or LayerPruners.from_pretrained(self.folder)
             return self.pruners[int(layer)]

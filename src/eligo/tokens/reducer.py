@@ -15,8 +15,10 @@ from eligo.selection import Selection
 
 Where = Literal["before", "inside"]
 """Before the language model (on tower features), or inside it (on the input of a layer)."""
-Need = Literal["question", "attention_row", "question_rows", "cls_row", "scene"]
+Need = Literal["question", "attention_row", "question_rows", "cls_row", "object_row", "scene"]
 """Optional fields of `ReducerContext`."""
+TOWER_ROWS: tuple[Need, ...] = ("cls_row", "object_row")
+"""Those that are recorded in the tower."""
 Budget = Int[Tensor, " images"]
 """Tokens to keep per image, on the CPU."""
 Features = Float[Tensor, "images tokens width"]
@@ -41,6 +43,9 @@ class ReducerContext:
     """Number of tokens merged into each; None: one each."""
     question: Float[Tensor, "images words question_width"] | None = None
     """Prompt text: input embeddings (before) or states at the layer's input (inside)."""
+    projected: Float[Tensor, "images tokens question_width"] | None = None
+    """Tokens before the language model in the space of the question; None inside it, where
+    features already are. Given if the question is read."""
     question_mask: Bool[Tensor, "images words"] | None = None
     """True for real words; None: all are."""
     attention_row: TokenValues | None = None
@@ -50,6 +55,8 @@ class ReducerContext:
     cls_row: TokenValues | None = None
     """Attention of [CLS] in the tower layer that gives the features, averaged over heads; for
     towers without [CLS], the mean attention that each token receives."""
+    object_row: TokenValues | None = None
+    """The same in a middle layer of the tower."""
     scene: TokenMask | None = None
     """Tokens that show an object which decides the answer (generated scenes only)."""
     padded: bool = True

@@ -251,6 +251,15 @@ class _Read:
         except InputError as error:
             return _Problem(error)
 
+    def __getitems__(self, indices: list[Any]) -> list[Any]:
+        many = getattr(self.dataset, "__getitems__", None)  # some read several at once faster
+        if many is None:
+            return [self[index] for index in indices]
+        try:
+            return many(indices)
+        except InputError as error:
+            return [_Problem(error)]
+
 
 class _Seeded(_Read):
     """The same, seeded from the position of each example in the run."""
@@ -263,3 +272,6 @@ class _Seeded(_Read):
         position, index_in_data = index
         seed_everything(self.seed, position)
         return super().__getitem__(index_in_data)
+
+    def __getitems__(self, indices: list[Any]) -> list[Any]:
+        return [self[index] for index in indices]  # each after its own seed

@@ -33,10 +33,11 @@ class ProgressBar:
         if self.bar is not None:
             self.bar.stop()
 
-    def update(self, done: int, note: str = "") -> None:
-        """Show that `done` items are finished, with a note beside."""
+    def update(self, done: int, note: str = "", *, total: int | None = None) -> None:
+        """Show that `done` items are finished, with a note beside; `total`: of so many, now."""
+        self.total = self.total if total is None else total
         if self.bar is not None:
-            self.bar.update(self.row, completed=done, note=note)
+            self.bar.update(self.row, completed=done, total=self.total, note=note)
             return
         now = time.monotonic()
         if not self.visible or (

@@ -19,7 +19,6 @@ from eligo.scenes.vlm import FIRST_WORD, load_vlm
 from eligo.selection import Selection
 from eligo.shots.baselines import KNN, MMR, Random, ZeroShot
 from eligo.shots.config import SamplerConfig
-from eligo.shots.data.items import as_query
 from eligo.shots.inference.learned_selector import LearnedSelector
 from eligo.shots.inference.record import record
 from eligo.shots.learner.lessons import EXAMPLES, Lessons, draw_lessons
@@ -110,8 +109,8 @@ def choose(
     }
     selectors = {name: baseline.fit([], world.pool) for name, baseline in baselines.items()}
     selectors |= learned
-    sampler = Sampler(world.pool, SamplerConfig(num_candidates=NUM_CANDIDATES))
-    queries = [as_query(world.queries, row) for row in rows.tolist()]
+    sampler = Sampler(world.pool, SamplerConfig(kind="random", num_candidates=NUM_CANDIDATES))
+    queries = [world.queries.query(row) for row in rows.tolist()]
     names = [sampler.names(query) for query in queries]
     return {
         name: [

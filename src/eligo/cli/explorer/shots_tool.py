@@ -126,7 +126,7 @@ class _Chooser:
         assert request.budget is not None
         query = self.query(request.image, request.text)
         pool = self.world.pool
-        names = Sampler(pool, SamplerConfig()).names(query)
+        names = Sampler(pool, SamplerConfig(kind="random")).names(query)
         shots = int(request.budget)
         chosen = {
             name: selector.select(query, shots, candidates=names)

@@ -5,11 +5,14 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from eligo.cli.console import print_message, print_result
-from eligo.cli.flags import Count, OptionalPath
+from eligo.cli.flags import Count, Index, OptionalPath
 from eligo.cli.patches.flags import open_model
 from eligo.config.bounds import Bounds
 from eligo.errors import InputError
+from eligo.images import printable_name
 from eligo.io.interrupts import stopped_with
+
+_SHOWN = 5  # skipped files
 
 
 def run(
@@ -25,14 +28,14 @@ def run(
     batch_size: Count = 32,
     device: str = "auto",
     engine: Literal["local", "ray"] = "local",
-    num_workers: Count = 1,
+    num_workers: Index | None = None,
     gpus_per_worker: Annotated[float, Bounds(0)] = 0.0,
-    check_data: bool = True,
     json: bool = False,
 ) -> None:
     """Index a folder of images, the texts of a file, or generated scenes.
 
-    Unreadable images are skipped and listed. Repeat the command to continue an interrupted run.
+    Repeat the command to continue an interrupted run, or after images were added, changed, renamed
+    or removed: only new ones are encoded. Unreadable images are skipped and listed.
 
     Args:
         images: A folder of images, with its subfolders.
@@ -47,9 +50,9 @@ def run(
         batch_size: Images or texts encoded at a time.
         device: Where to run: auto, cpu or cuda.
         engine: In this process, or on workers of Ray.
-        num_workers: Workers of Ray.
-        gpus_per_worker: GPUs of each worker.
-        check_data: Check all images before the first is encoded, and list those to be skipped.
+        num_workers: Processes that decode images, 0 for none beside this one; by default one for
+            each core but one. With --engine ray, workers of Ray, by default 1.
+        gpus_per_worker: GPUs of each worker of Ray.
         json: Print one JSON document.
     """
     if sum(given is not None for given in (images, texts, scenes)) != 1:
@@ -58,8 +61,7 @@ def run(
         raise InputError("--dense: goes with a folder of images")
     from eligo.patches.data.readers import read_dense_captions
     from eligo.patches.index import ImageFiles, ScenePictures, TextLines, build_index
-    from eligo.patches.index.store import MANIFEST, shards_in
-    from eligo.train.check import listed
+    from eligo.patches.index.store import SKIPPED
     from eligo.train.progress import ProgressBar
 
     load = partial(open_model, model, device)
@@ -72,18 +74,11 @@ def run(
     else:
         assert images is not None
         source = ImageFiles.under(images, None if dense is None else read_dense_captions(dense))
-    broken: list[str] = []
-    if check_data and isinstance(source, ImageFiles) and not (out / MANIFEST).exists():
-        broken = source.check()
-        if broken:
-            print_message(f"of {len(source.ids)} images some will be skipped, {listed(broken)}")
-    total = -(-len(source.ids) // max(1, shard_size))
 
     def stopped() -> str:
-        done = len(shards_in(out))
-        return f"stopped; {done} of {total} shards are kept in {out}, the same command continues"
+        return f"stopped; what was encoded is kept in {out}, the same command continues"
 
-    with stopped_with(stopped), ProgressBar("shards", total) as bar:
+    with stopped_with(stopped), ProgressBar(source.kind, len(source.ids)) as bar:
         built = build_index(
             (lambda: opened) if engine == "local" else load,
             source,
@@ -94,17 +89,22 @@ def run(
             engine=engine,
             num_workers=num_workers,
             gpus_per_worker=gpus_per_worker,
-            on_done=lambda done, _: bar.update(done),
+            on_done=lambda done, total: bar.update(done, total=total),
         )
-    for row in [row for row in built.skipped if row["why"] not in broken][:5]:
-        print_message(f"skipped: {row['id']}: {row['why']}")
+    for row in built.skipped[:_SHOWN]:
+        print_message(f"skipped: {printable_name(row['id'])}: {row['why']}")
+    if len(built.skipped) > _SHOWN:
+        print_message(f"and {len(built.skipped) - _SHOWN} more, listed in {out / SKIPPED}")
     print_result(
         {
             "index": built.folder,
             source.kind: built.entries,
+            "encoded now": built.encoded,
+            "gone or changed": built.gone,
             "skipped": [row["id"] for row in built.skipped] if json else len(built.skipped),
             "shards already there": built.resumed,
             "KiB each": round(built.bytes_per_entry / 1024, 1),
+            f"{source.kind} per second": round(built.encoded / max(built.seconds, 1e-3), 1),
         },
         json,
     )

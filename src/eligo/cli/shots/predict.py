@@ -23,6 +23,7 @@ def run(
     embedded: Path | None = None,
     image: Path | None = None,
     group: str | None = None,
+    vectors: Path | None = None,
     images: Annotated[Path | None, _also("image_path")] = None,
     shots: Count | None = None,
     num_candidates: Count | None = None,
@@ -49,6 +50,7 @@ def run(
             of the selector, else of --data.
         image: The image that the question is about, if examples have images.
         group: Leave out examples of this group, for --question.
+        vectors: File with the question's own vector (.npy, .safetensors), for --question.
         images: Folder of the images, if they have moved since they were embedded, for --data.
         shots: Number of examples; by default as many as the selector was trained for (at most 6
             unless changed in training).
@@ -80,7 +82,7 @@ def run(
         "model_version": model_version,
     }  # fmt: skip
     if data is not None:
-        _refuse("question", image=image, group=group)
+        _refuse("question", image=image, group=group, vectors=vectors)
         if out is None:
             raise InputError("--data needs --out, the file to write a JSON line per query to")
         check_out(out, OutFile)
@@ -92,6 +94,13 @@ def run(
     _refuse("data", images=images, batch_size=batch_size)
     if out is not None:
         check_out(out, Path)
+    if vectors is not None:
+        from eligo.shots.data.vectors import read_vectors
+
+        views = read_vectors(vectors, ["question"])
+        common["vector"] = {name: view[0] for name, view in views.items()}
+        if len(views) == 1:
+            [common["vector"]] = common["vector"].values()
     _predict_one(str(question), image, group, out, common, json)
 
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from eligo.cli.console import plain_data, print_outcome
+from eligo.cli.console import plain_data, print_message, print_outcome
 from eligo.shots.config import ShotsTrainConfig
 
 
@@ -30,3 +30,8 @@ def run(
     if not json:
         held_out.pop("remark")  # it was logged
     print_outcome(plain_data(result) | {"held_out": held_out}, json)
+    if held_out["kept"] != "learned":
+        print_message(
+            f"{result.folder}: the learned selector is no better, so the simple selector "
+            f"{held_out['kept']} is kept instead"
+        )

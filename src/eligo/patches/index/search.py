@@ -27,13 +27,12 @@ from eligo.io.reading import read_json, reading
 from eligo.patches.index import stage1
 from eligo.patches.index.build import hash_of
 from eligo.patches.index.entries import image_queries, score_images, score_texts, text_queries
-from eligo.patches.index.store import IndexFolder
+from eligo.patches.index.store import CALIBRATION, IndexFolder
 from eligo.patches.model.baselines import GlobalCosine
 from eligo.patches.model.inputs import Images, Texts
 from eligo.patches.model.retrieval_model import RetrievalModel
 
 RERANK, TOP, TARGET = 128, 10, 0.995
-CALIBRATION_FILE = "stage1.json"
 _ROWS = 512  # entries scored at a time
 
 
@@ -64,7 +63,8 @@ class Searcher:
     """An index and the model that it was built with.
 
     A query is an input of `match` with a single element: `model.text_side(["a red ball"])` for an
-    index of images, `model.image_side([picture], dense)` for an index of texts.
+    index of images, `model.image_side([picture], dense)` for an index of texts. An image also finds
+    images: by the cosine of one vector each, in one exact stage.
     """
 
     def __init__(
@@ -86,10 +86,13 @@ class Searcher:
         self._graph = stage1.open_graph(self.index) if approximate else None
 
     def search(self, query: Texts | Images, *, k: int = 10, rerank: int | None = RERANK) -> Hits:
-        """Return the k best entries, exact among the `rerank` best of stage 1 (None: among all)."""
+        """Return the k best entries, exact among the `rerank` best of stage 1 (None: among all).
+
+        At least k entries are scored exactly.
+        """
         check_count("k", k)
-        if rerank is not None and check_count("rerank", rerank) < k:
-            raise InputError(f"rerank: got {rerank} with k={k}, expected at least k")
+        if rerank is not None:
+            rerank = max(k, check_count("rerank", rerank))
         candidates = self.candidates(query, rerank)
         scores = self.scores(query, candidates.rows)[:, 0]
         return _best(Hits(candidates.rows, scores, candidates.guesses), k)
@@ -109,7 +112,8 @@ class Searcher:
         """Return exact scores of entries (ascending rows) with all queries, on the CPU."""
         if not len(rows):
             return torch.zeros(0, 1)
-        if isinstance(self.net, GlobalCosine):
+        net = self.net
+        if isinstance(net, GlobalCosine) or self.is_exact(query):
             queries = self.stage1_queries(query)
             picked = self.index.gather(rows, lambda tensors, inside: tensors["direction"][inside])
             directions = torch.stack([each.direction for each in queries])
@@ -117,28 +121,43 @@ class Searcher:
         parts = []
         for chunk in rows.split(_ROWS):
             if isinstance(query, Texts):
-                parts.append(score_images(self.net, self.index, chunk, query))
+                parts.append(score_images(net, self.index, chunk, query))
             else:
-                parts.append(score_texts(self.net, self.index, chunk, query))
+                parts.append(score_texts(net, self.index, chunk, query))
         return torch.cat(parts).cpu()
+
+    def is_exact(self, query: Texts | Images) -> bool:
+        """Whether stage 1 gives the score itself: there is one vector of each entry."""
+        return isinstance(self.net, GlobalCosine) or self._is_of_images(query)
+
+    def _is_of_images(self, query: Texts | Images) -> bool:
+        return isinstance(query, Images) and self.index.manifest.kind == "images"
 
     def stage1_queries(self, query: Texts | Images) -> list[stage1.Stage1Query]:
         """Return the queries of stage 1, one for each element."""
-        kind, expected, given = self.index.manifest.kind, "texts", "an image"
         if isinstance(query, Texts):
-            expected, given = "images", "a text"
-        if kind != expected:
-            raise InputError(
-                f"{self.index.folder}: is an index of {kind}, and the query is {given}; expected "
-                f"an index of {expected}"
-            )
-        if isinstance(query, Texts):
+            if self.index.manifest.kind == "texts":
+                raise InputError(
+                    f"{self.index.folder}: is an index of texts, and the query is a text; expected "
+                    "an image, or an index of images"
+                )
             return text_queries(self.net, query)
-        return image_queries(self.net, query)
+        queries = image_queries(self.net, query)
+        if self._is_of_images(query):
+            return [stage1.Stage1Query(None, each.direction) for each in queries]
+        return queries
 
     def ids(self, hits: Hits) -> list[dict]:
-        """Return the lines of `ids.jsonl` for the hits."""
-        return [self.index.entries[row] for row in hits.rows.tolist()]
+        """Return id (and, in an index of texts, text) of the hits."""
+        return [self.index.entry(row) for row in hits.rows.tolist()]
+
+    def found(self, hits: Hits) -> list[dict]:
+        """Return the hits as rows of a table: rank, id (and text) and score."""
+        rows = zip(self.ids(hits), hits.scores.tolist(), strict=True)
+        return [
+            {"rank": rank, **entry, "score": round(score, 4)}
+            for rank, (entry, score) in enumerate(rows, 1)
+        ]
 
 
 def merge_hits(parts: Sequence[Hits], *, k: int = 10, rerank: int | None = RERANK) -> Hits:
@@ -179,12 +198,12 @@ class Calibration:
 
     def save(self, index: IndexFolder) -> None:
         """Write it beside the shards."""
-        write_text(index.folder / CALIBRATION_FILE, json.dumps(asdict(self)) + "\n")
+        write_text(index.folder / CALIBRATION, json.dumps(asdict(self)) + "\n")
 
     @classmethod
     def load(cls, index: IndexFolder) -> "Calibration | None":
         """Return the stored measurement, if there is one."""
-        path = index.folder / CALIBRATION_FILE
+        path = index.folder / CALIBRATION
         if not path.exists():
             return None
         with reading(path, "what `--rerank auto` measured; remove it"):
@@ -218,12 +237,11 @@ def calibrate(
     """
     ranks: list[int] = []
     count = 0
-    rows = torch.arange(len(searcher.index))
     for batch in queries:
-        scores = searcher.scores(batch, rows)  # (entries, queries)
+        scores = searcher.scores(batch, searcher.index.rows)  # (entries, queries)
         for column, first in zip(scores.T, searcher.stage1_queries(batch), strict=True):
-            guesses = [stage1.guesses_of(shard, first) for shard in searcher.index.shards]
-            ranks += ranks_of_best(torch.cat(guesses), column, top)
+            guesses = stage1.exact(searcher.index, searcher.shards, first, None).guesses
+            ranks += ranks_of_best(guesses, column, top)
             count += 1
         if on_done is not None:
             on_done(count)

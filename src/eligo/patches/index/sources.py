@@ -1,25 +1,43 @@
 """Sources of an index: image files, texts of a file, generated scenes.
 
-A source lists ids and loads inputs by place (index in that list); unreadable ones are marked.
+A source lists ids and loads inputs by place (index in that list); unreadable ones are marked. An
+input is recognised in an index by its content. Reading every photo for that would take long, so
+that each also has a stamp: if id and stamp are those of the last run, its content is not read.
 """
 
+import hashlib
 import logging
+import multiprocessing
+import os
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from eligo.errors import InputError
-from eligo.images import SUFFIXES, image_files, open_image, printable_name, upright_size
+from eligo.images import (
+    HEIF,
+    SUFFIXES,
+    decoding_bytes,
+    image_files,
+    more_suffixes,
+    open_image,
+    printable_name,
+    unsupported_files,
+)
 from eligo.io.json_lines import read_json_lines
 from eligo.io.reading import numbered_lines
 from eligo.patches.data.readers import TextRow
-from eligo.patches.index.store import Kind
-from eligo.train.check import DataCheck, listed
+from eligo.patches.index.store import Kind, Line, text_hash
+from eligo.train.data import ordered_batches
 
 _log = logging.getLogger("eligo.patches")
+_BAD_NAME = "its name is not UTF-8; rename the file"
+_NO_DECODER = "this format cannot be read; save it as JPEG"
+_NO_HEIF = "HEIC needs pillow-heif, which is not installed: pip install 'eligo[heic]'"
 
 
 class Loaded(NamedTuple):
@@ -27,12 +45,21 @@ class Loaded(NamedTuple):
 
     value: Any
     dense: str | None = None
+    content: str = ""
+    """Hash of what it was read from."""
 
 
 class Unreadable(NamedTuple):
     """Placeholder of an input that cannot be read."""
 
     why: str
+    content: str = ""
+
+
+Prepare = Callable[[Any], Any]
+"""What is done to every picture in the process that decodes it."""
+Turn = AbstractContextManager[Any]
+_LARGE_BYTES, _MOST_BYTES = 1 << 27, 3 << 28  # of memory, to decode a file
 
 
 class Source(ABC):
@@ -41,6 +68,8 @@ class Source(ABC):
     kind: Kind = "images"
     ids: Sequence[str]
     """A name for every input, in order."""
+    skipped: Sequence[Line] = ()
+    """Inputs that are known to be unreadable: id and why."""
 
     @property
     @abstractmethod
@@ -51,13 +80,28 @@ class Source(ABC):
     def load(self, places: Sequence[int]) -> list[Loaded | Unreadable]:
         """Load the inputs at these places, in order."""
 
+    def batches(
+        self,
+        places: Sequence[int],
+        batch_size: int,
+        prepare: Prepare,  # noqa: ARG002
+        num_workers: int | None,  # noqa: ARG002
+    ) -> Iterator[list[Loaded | Unreadable]]:
+        """Load inputs in order; image files are decoded and prepared in worker processes."""
+        for start in range(0, len(places), batch_size):
+            yield self.load(places[start : start + batch_size])
+
     def stamp(self, place: int) -> str:
-        """Return a cheap fingerprint that changes if the input changes."""
+        """Return a cheap fingerprint; inputs of equal content have the same first word."""
+        return self.content(place)
+
+    def content(self, place: int) -> str:
+        """Return a hash of all that the entry is made from."""
         return self.ids[place]
 
-    def entry(self, place: int) -> dict[str, Any]:
-        """Return the input's line in `ids.jsonl`."""
-        return {"id": self.ids[place]}
+    def entry(self, place: int) -> Line:
+        """Return the input's line in `ids.jsonl`, without its content."""
+        return {"id": self.ids[place], "stamp": self.stamp(place)}
 
 
 @dataclass(frozen=True)
@@ -66,10 +110,12 @@ class ImageFiles(Source):
 
     root: Path
     ids: Sequence[str]
+    stamps: Sequence[str]
+    """Size and times of each file: no program can change a file and keep all three."""
     dense: Mapping[str, str] | None = None
     """Dense caption of each id, for a model that was trained with them."""
-    skipped: Sequence[str] = ()
-    """Printable names of files whose names are not UTF-8, which an index cannot store."""
+    skipped: Sequence[Line] = ()
+    """Files with names that are not UTF-8, or in formats without a decoder."""
     side: int | None = None
     """Pixels per side of the model's images; see `open_image`."""
 
@@ -78,15 +124,27 @@ class ImageFiles(Source):
         """Find every image file below a folder; ids are relative paths."""
         if not root.is_dir():
             raise InputError(f"{root}: is no folder; expected a folder of images")
-        files = sorted(path.relative_to(root).as_posix() for path in image_files(root))
-        if not files:
-            raise InputError(f"{root}: holds no images; expected files ending in {SUFFIXES}")
-        names = [name for name in files if _is_text(name)]
-        skipped = [printable_name(name) for name in files if not _is_text(name)]
+        suffixes = (*SUFFIXES, *more_suffixes())
+        files = dict(_stamped(root, image_files(root, suffixes)))
+        others = sorted(unsupported_files(root, suffixes))
+        skipped = [
+            {"id": printable_name(name), "why": _BAD_NAME}
+            for name in sorted(files)
+            if not _is_text(name)
+        ]
+        skipped += [
+            {
+                "id": printable_name(path.relative_to(root)),
+                "why": _NO_HEIF if path.suffix.lower() in HEIF else _NO_DECODER,
+            }
+            for path in others
+        ]
+        names = sorted(filter(_is_text, files))
         if not names:
+            why = f", only {skipped[0]['id']!r}: {skipped[0]['why']}" if skipped else ""
             raise InputError(
-                f"{printable_name(root)}: holds no image whose name is UTF-8, only "
-                f"{skipped[0]!r}; rename the files"
+                f"{printable_name(root)}: holds no images that can be read{why}; expected files "
+                f"ending in {SUFFIXES}"
             )
         missing = [] if dense is None else [name for name in names if name not in dense]
         if missing:
@@ -94,39 +152,75 @@ class ImageFiles(Source):
                 f"dense captions: {len(missing)} images have none, the first is "
                 f"{missing[0]!r}; expected one for every image"
             )
-        return cls(root, names, dense, skipped)
-
-    def check(self) -> list[str]:
-        """Read every file; return the problems. Raise if no file can be read."""
-        check = DataCheck()
-        readable = check.each("images", self.ids, lambda name: upright_size(self.root / name))
-        if not readable:
-            raise InputError(
-                f"{self.root}: none of {len(self.ids)} images can be read; {listed(check.problems)}"
-            )
-        return check.problems
+        return cls(root, names, [files[name] for name in names], dense, skipped)
 
     @property
     def about(self) -> dict[str, Any]:
         """The folder."""
-        return {"folder": printable_name(self.root), "dense": self.dense is not None}
+        return {"folder": printable_name(self.root.resolve()), "dense": self.dense is not None}
 
     def stamp(self, place: int) -> str:
-        """Return size in bytes and dense caption."""
-        name = self.ids[place]
-        dense = "" if self.dense is None else self.dense[name]
-        return f"{(self.root / name).stat().st_size} {dense}"
+        """Return size and times of the file, and a hash of its dense caption."""
+        return self.stamps[place] + self._dense_hash(place)
+
+    def content(self, place: int) -> str:
+        """Return a hash of the file and its dense caption."""
+        with (self.root / self.ids[place]).open("rb") as file:
+            digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
+        return digest.hexdigest() + self._dense_hash(place)
+
+    def _dense_hash(self, place: int) -> str:
+        return "" if self.dense is None else f" {text_hash(self.dense[self.ids[place]])}"
 
     def load(self, places: Sequence[int]) -> list[Loaded | Unreadable]:
         """Decode the files at these places."""
-        return [self._open(self.ids[place]) for place in places]
+        return [self._open(place) for place in places]
 
-    def _open(self, name: str) -> Loaded | Unreadable:
+    def batches(
+        self, places: Sequence[int], batch_size: int, prepare: Prepare, num_workers: int | None
+    ) -> Iterator[list[Loaded | Unreadable]]:
+        """Decode, prepare and hash files in worker processes (None: one for each free core)."""
+        files = _Files(self, places, prepare, multiprocessing.Lock())
+        return ordered_batches(files, batch_size, num_workers=num_workers, collate=list)
+
+    def _open(
+        self, place: int, prepare: Prepare | None = None, turn: Turn | None = None
+    ) -> Loaded | Unreadable:
+        name, content = self.ids[place], ""
         try:
-            picture = open_image(self.root / name, self.side)
+            content = self.content(place)
+            size = decoding_bytes(self.root / name, self.side)
+            if size > _MOST_BYTES:
+                raise InputError(
+                    f"{printable_name(self.root / name)}: decoding it takes {size >> 20} MiB of "
+                    f"memory, expected at most {_MOST_BYTES >> 20}; scale it down, or save it as "
+                    "JPEG"
+                )
+            with turn if turn is not None and size > _LARGE_BYTES else nullcontext():
+                picture = open_image(self.root / name, self.side)
+            value = picture if prepare is None else prepare(picture)
         except InputError as error:
-            return Unreadable(str(error))
-        return Loaded(picture, None if self.dense is None else self.dense[name])
+            return Unreadable(str(error), content)
+        except OSError as error:  # gone since it was listed, or not ours to read
+            return Unreadable(f"{self.root / name}: cannot be read ({error.strerror})")
+        return Loaded(value, None if self.dense is None else self.dense[name], content)
+
+
+@dataclass(frozen=True)
+class _Files:
+    """The inputs at some places, for a data loader."""
+
+    source: ImageFiles
+    places: Sequence[int]
+    prepare: Prepare
+    turn: Turn
+    """Held while a large file is decoded, so that all processes together need bounded memory."""
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, index: int) -> Loaded | Unreadable:
+        return self.source._open(self.places[index], self.prepare, self.turn)
 
 
 @dataclass(frozen=True)
@@ -164,17 +258,17 @@ class TextLines(Source):
         """The file."""
         return {"file": str(self.path)}
 
-    def stamp(self, place: int) -> str:
-        """Return the text itself."""
-        return self.texts[place]
+    def content(self, place: int) -> str:
+        """Return a hash of the text."""
+        return text_hash(self.texts[place])
 
     def load(self, places: Sequence[int]) -> list[Loaded | Unreadable]:
         """Return the texts at these places."""
-        return [Loaded(self.texts[place]) for place in places]
+        return [Loaded(self.texts[place], None, self.content(place)) for place in places]
 
-    def entry(self, place: int) -> dict[str, Any]:
-        """Return id (or line number) and text."""
-        return {"id": self.ids[place], "text": self.texts[place]}
+    def entry(self, place: int) -> Line:
+        """Return id (or line number), stamp and text."""
+        return super().entry(place) | {"text": self.texts[place]}
 
 
 @dataclass(frozen=True)
@@ -210,10 +304,11 @@ class ScenePictures(Source):
         config = SceneConfig(height=self.size, width=self.size)
         graph = draw_scenes(config, "test", torch.tensor(list(places)))
         pictures = render(graph).rgb
-        if not self.dense:
-            return [Loaded(picture) for picture in pictures]
-        texts = draw_dense_captions(graph)
-        return [Loaded(picture, texts.text(place)) for place, picture in enumerate(pictures)]
+        dense = draw_dense_captions(graph) if self.dense else None
+        return [
+            Loaded(picture, None if dense is None else dense.text(n), self.content(place))
+            for n, (place, picture) in enumerate(zip(places, pictures, strict=True))
+        ]
 
 
 def scene_captions(count: int) -> list[str]:
@@ -222,6 +317,17 @@ def scene_captions(count: int) -> list[str]:
 
     drawn = draw_captions(draw_scenes(SceneConfig(), "validation", range(count)), 1)
     return [drawn.text(scene, 0) for scene in range(count)]
+
+
+def _stamped(root: Path, files: Iterator[Path]) -> Iterator[tuple[str, str]]:
+    """Yield the relative path of each file, and its size and times."""
+    for path in files:
+        try:
+            status = os.stat(path)  # noqa: PTH116
+        except OSError:  # gone by now
+            continue
+        stamp = f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
+        yield path.relative_to(root).as_posix(), stamp
 
 
 def _is_text(name: str) -> bool:

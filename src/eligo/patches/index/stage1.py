@@ -5,12 +5,13 @@ then matched both ways, as in equation 5. The score leaves out the selection, th
 [CLS], the leaky ReLU and the learned relevance of the paper variant.
 
 The usual first stage, the cosine of two means, finds two thirds of the exhaustive top 10; this one
-finds nearly all (docs/patches_retrieval.md). For very large indexes FAISS (HNSW) searches the
-means for the entries that stage 1 scores; entries that the means miss are lost.
+finds nearly all (docs/patches_retrieval.md). For very large indexes FAISS (inverted lists) searches
+the directions for the entries that stage 1 scores; entries that these miss are lost.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,13 +21,15 @@ from torch import Tensor
 from eligo import ops
 from eligo.errors import MissingExtraError, OutputError
 from eligo.io.files import write_bytes
-from eligo.patches.index.store import IndexFolder, Shard
+from eligo.io.reading import reading
+from eligo.patches.index.store import GRAPH, IndexFolder, Shard
 from eligo.patches.model.functional import unit
 
-GRAPH = "stage1.faiss"
 _log = logging.getLogger(__name__)
-_NEIGHBOURS = 32  # of each node of the HNSW graph
-_WIDER = 16  # entries from the graph per candidate
+_WIDER = 16  # entries from FAISS per candidate
+_PER_LIST, _MAX_LISTS = 256, 2048  # vectors in a list of FAISS
+_SAMPLED = 64  # vectors for each centroid
+_READ = 2  # one in so many lists is read
 
 
 class Stage1Query(NamedTuple):
@@ -54,9 +57,10 @@ def exact(
     """
     rows, guesses = [torch.zeros(0, dtype=torch.int64)], [torch.zeros(0)]
     for shard in shards:
-        scores = guesses_of(index.shards[shard], query)
+        inside = index.rows_of(shard)
+        scores = guesses_of(index.shards[shard], query)[inside]
         best = torch.arange(len(scores)) if count is None else _first(scores, count)
-        rows.append(best + index.starts[shard])
+        rows.append(inside[best] + index.starts[shard])
         guesses.append(scores[best])
     # Ties go to the earlier shard and the lower row.
     return _ascending(torch.cat(rows), torch.cat(guesses), count)
@@ -68,32 +72,63 @@ def guesses_of(shard: Shard, query: Stage1Query) -> Float[Tensor, " rows"]:
 
 
 def open_graph(index: IndexFolder) -> Any:
-    """Load the FAISS graph of an index; built on first use and stored beside the shards."""
+    """Load the FAISS index of the directions; built on first use and stored beside the shards."""
     try:
         import faiss
     except ImportError:
         raise MissingExtraError("faiss", "faiss") from None
     path = index.folder / GRAPH
     if path.exists():
-        return faiss.read_index(str(path))
-    width = max(shard.tensors["direction"].shape[1] for shard in index.shards)
-    graph = faiss.IndexHNSWFlat(width, _NEIGHBOURS, faiss.METRIC_INNER_PRODUCT)
-    for shard in index.shards:
-        if len(shard):
-            graph.add(shard.tensors["direction"].float().numpy())
+        with reading(path, "an index of FAISS: remove it"):
+            return faiss.read_index(str(path))
+    width = max((shard.tensors["direction"].shape[1] for shard in index.shards), default=1)
+    graph = make_lists(width, len(index), partial(_sample, index))
+    for number, shard in enumerate(index.shards):
+        inside = index.rows_of(number)
+        if len(inside):
+            vectors = shard.tensors["direction"][inside].float().numpy()
+            graph.add_with_ids(vectors, (inside + index.starts[number]).numpy())
     try:
         write_bytes(path, faiss.serialize_index(graph).tobytes())
     except OutputError as error:  # a read-only index can be searched too
-        _log.warning("the FAISS graph is not stored: %s", error)
+        _log.warning("the FAISS index is not stored: %s", error)
     return graph
+
+
+def make_lists(width: int, count: int, sample: Callable[[int], Float[Tensor, "some width"]]) -> Any:
+    """Return an empty FAISS index for `count` vectors: lists around centroids, in half precision.
+
+    The centroids are those of `sample(number of vectors)`. A search reads half of the lists
+    (docs/patches_scale.md: why not fewer).
+    """
+    import faiss
+
+    num_lists = max(1, min(_MAX_LISTS, count // _PER_LIST))
+    lists = faiss.IndexIVFScalarQuantizer(
+        faiss.IndexFlatIP(width), width, num_lists,
+        faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT,
+    )  # fmt: skip
+    lists.cp.spherical = True
+    lists.cp.min_points_per_centroid = 1  # no warning: there are as many as there are
+    lists.cp.niter = 10
+    lists.train(sample(min(count, _SAMPLED * num_lists)).float().numpy())
+    lists.nprobe = -(-num_lists // _READ)
+    return lists
+
+
+def _sample(index: IndexFolder, size: int) -> Float[Tensor, "some dim"]:
+    """Return the directions of some entries, spread over the whole index."""
+    rows = index.rows[torch.linspace(0, len(index) - 1, size).long()]
+    parts = index.gather(rows, lambda tensors, inside: tensors["direction"][inside])
+    return torch.cat(parts)
 
 
 def approximate(index: IndexFolder, graph: Any, query: Stage1Query, count: int) -> Candidates:
     """Return the `count` best entries among those that FAISS finds; it may miss some."""
-    wider = min(_WIDER * count, graph.ntotal)
+    # One vector of each entry is what FAISS compares: only its rounding is made good.
+    wider = min(count + 8 if query.vectors is None else _WIDER * count, graph.ntotal)
     if not wider:
         return Candidates(torch.zeros(0, dtype=torch.int64), torch.zeros(0))
-    graph.hnsw.efSearch = max(64, 2 * wider)
     _, neighbours = graph.search(query.direction.float().unsqueeze(0).numpy(), wider)
     rows = torch.from_numpy(neighbours[0]).sort().values
     rows = rows[rows >= 0]

@@ -23,10 +23,10 @@ from eligo.patches.model.build import (
     build_net,
     image_colours,
     load_tokenizer,
-    pooling_option,
     read_backbone_config,
 )
 from eligo.patches.model.retrieval_model import RetrievalModel
+from eligo.pretrained.encoders import pooling_option
 from eligo.pretrained.identity import ENCODER, check_tokenizer
 from eligo.pretrained.load import quiet_transformers
 from eligo.train.weights import read_pickled

@@ -35,10 +35,10 @@ from eligo.patches.model.encoders import (
     MlpHead,
     TextEncoder,
     layout_of,
-    max_pieces,
 )
 from eligo.patches.model.late import LateInteraction
 from eligo.patches.model.seps import CrossSparseAggrNet
+from eligo.pretrained.encoders import find_backbone, max_pieces, pooling_option
 from eligo.pretrained.identity import ENCODER, check_tokenizer, tokenizer_fingerprint
 from eligo.pretrained.load import find_encoder, load_part, load_stock
 from eligo.pretrained.untrusted import check_stock_folder
@@ -56,9 +56,6 @@ _TOKENIZER_FILES = (
 )  # fmt: skip
 _MODULES = "modules.json"  # of sentence-transformers
 _WHOLE_MODELS = ("clip", "siglip")  # with a vision and a text half
-_WITH_POOLING = (
-    "vit", "swin", "bert", "camembert", "mpnet", "roberta", "xlm-roberta",
-)  # fmt: skip
 _TEXT_MODELS = (
     "bert", "camembert", "distilbert", "electra", "mpnet", "roberta", "xlm-roberta",
     "clip_text_model", "siglip_text_model",
@@ -241,20 +238,6 @@ def read_backbone_config(key: str, name: str) -> Any:
             "or a whole CLIP or SigLIP model"
         )
     return config
-
-
-def find_backbone(key: str, name: str, *, weights: bool = True) -> Path:
-    """Return the folder of a model; in an old one of sentence-transformers, the first module's."""
-    folder = find_encoder(key, name, weights=weights)
-    if not (folder / "config.json").is_file():
-        modules = sorted(path.parent for path in folder.glob("0_*/config.json"))
-        folder = modules[0] if modules else folder
-    return folder
-
-
-def pooling_option(config: Any) -> dict[str, bool]:
-    """Return the option that omits the unused pooling layer, for models that have one."""
-    return {"add_pooling_layer": False} if config.model_type in _WITH_POOLING else {}
 
 
 def _pretrained(key: str, name: str, *, exact: bool = False) -> Any:

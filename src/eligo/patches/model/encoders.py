@@ -21,7 +21,7 @@ from eligo.errors import InputError
 from eligo.images import upright_rgb
 from eligo.patches.model.inputs import Words
 from eligo.pretrained.chat import plain_text, tokenize, warn_truncated
-from eligo.pretrained.encoders import count_pieces
+from eligo.pretrained.encoders import count_pieces, max_pieces
 
 Picture = Image.Image | Tensor
 """A PIL image, or (3, height, width) bytes."""
@@ -320,16 +320,6 @@ class MlpHead(nn.Module):
 
 
 Head = nn.Linear | MlpHead
-
-
-def max_pieces(backbone: nn.Module) -> int:
-    """Return the number of word pieces that a text encoder can read."""
-    config: Any = backbone.config
-    embeddings: Any = getattr(backbone, "embeddings", None)
-    positions = getattr(embeddings, "position_embeddings", None)
-    # RoBERTa and MPNet count positions from their padding id on.
-    first = getattr(positions, "padding_idx", None)
-    return config.max_position_embeddings - (0 if first is None else first + 1)
 
 
 def word_mask(

@@ -17,7 +17,7 @@ from eligo.patches.model.best_matches import best_matches
 from eligo.patches.model.explain import PatchExplanation, heat_map
 from eligo.patches.model.functional import exact_top_k, mean_patch, unit, wide
 from eligo.patches.model.inputs import Images, Texts, Words, split_tokens
-from eligo.patches.model.token_sparse import check_ratio, cosine_to_mean, num_kept
+from eligo.patches.model.token_sparse import check_ratio, num_kept
 from eligo.selection import Selection
 
 _LARGEST = 2**26  # cosines held at a time
@@ -33,8 +33,8 @@ class LateInteraction(nn.Module):
 
     Means over words are weighted by softmax_m(a w_m) with `word_weights`; a starts at 0, as equal
     weights. The choice of K has no gradient; G and H start as mean and identity.
-    `typicality` -1 keeps what the text names and the rest of the image is not, 0 ignores the
-    rest, 1 is the score of LAPS.
+    A `typicality` below 0 favours what is unlike the rest of the image, 0 ignores the rest, 1 is
+    the score of LAPS.
 
     Tensor shapes:
         patches (V, N, C), [CLS] (V, C)        words (T, L, C)
@@ -55,7 +55,7 @@ class LateInteraction(nn.Module):
         self,
         embed_dim: int,
         sparse_ratio: float = 0.25,
-        typicality: float = -1.0,
+        typicality: float = -0.5,
         *,
         word_weights: bool = False,
         num_prefix_tokens: int = 0,
@@ -81,12 +81,14 @@ class LateInteraction(nn.Module):
         directions, units = unit(_mean_word(words, weights).detach()), unit(words.vectors)
         parts = []
         for chunk in self._chunks(images, units.shape[0] * units.shape[1]):
-            parts.append(self._score(chunk, units, weights, directions))
-        late, score, kept = (torch.cat(column) for column in zip(*parts, strict=True))
+            late, score, kept = self._score(chunk, units, weights, directions)
+            parts.append((late, kept.sum(-1), *((score, kept) if decisions else ())))
+        late, counts, *chosen = (torch.cat(column) for column in zip(*parts, strict=True))
         scores = late + self.image_vectors(images) @ self.text_vectors(texts).T
-        chosen = PatchDecision(score, kept.to(score.dtype)) if decisions else None
-        real = kept.shape[-1] if images.mask is None else images.mask.sum(-1)[:, None]
-        return Matches(scores, kept.sum(-1) / real, chosen, None)
+        decision = PatchDecision(chosen[0], chosen[1].to(chosen[0].dtype)) if decisions else None
+        num_patches = images.patches.shape[1]
+        real = num_patches if images.mask is None else images.mask.sum(-1)[:, None]
+        return Matches(scores, counts / real, decision, None)
 
     def match_pairs(
         self,
@@ -148,14 +150,17 @@ class LateInteraction(nn.Module):
             yield images[first : first + rows]
 
     def select(
-        self, images: Images, directions: Float[Tensor, "texts dim"]
+        self,
+        images: Images,
+        units: Float[Tensor, "images patches dim"],
+        directions: Float[Tensor, "texts dim"],
     ) -> tuple[Float[Tensor, "images texts patches"], Bool[Tensor, "images texts patches"]]:
-        """Return the scores s and which patches are kept."""
+        """Return the scores s and which patches are kept; `units`: the patches as unit vectors."""
         with torch.no_grad():
-            units = unit(images.patches)
             score = torch.einsum("vnc,tc->vtn", units, wide(directions))
             if self.typicality:
-                typical = cosine_to_mean(images.patches, images.mask)
+                mean = unit(mean_patch(images.patches, images.mask))
+                typical = (units @ mean.unsqueeze(-1)).squeeze(-1)
                 score = score + self.typicality * typical.unsqueeze(1)
             num_patches = units.shape[1]
             if images.mask is None:
@@ -169,12 +174,13 @@ class LateInteraction(nn.Module):
         self, images: Images, units: Tensor, weights: Tensor, directions: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the late scores (R, T), the scores of the patches and the kept ones (R, T, N)."""
-        score, kept = self.select(images, directions)
+        patches = unit(images.patches)
+        score, kept = self.select(images, patches, directions)
         by_patch = kept.transpose(1, 2)  # (R, N, T)
-        per_word, per_patch = best_matches(unit(images.patches), units, by_patch)
-        words = (wide(per_word) * weights).sum(-1)
-        patches = torch.where(by_patch, wide(per_patch), 0.0).sum(1) / by_patch.sum(1).clamp_min(1)
-        return words + patches, score, kept
+        per_word, per_patch = best_matches(patches, units, by_patch)
+        of_words = (wide(per_word) * weights).sum(-1)
+        total = torch.where(by_patch, wide(per_patch), 0.0).sum(1)
+        return of_words + total / by_patch.sum(1).clamp_min(1), score, kept
 
     def image_vectors(self, images: Images) -> Float[Tensor, "images dim"]:
         """Return the unit vector of each image, of g."""

@@ -19,8 +19,9 @@ from eligo.errors import InputError
 from eligo.images import as_image
 from eligo.io.reading import reading
 from eligo.patches.config import RetrievalConfig
-from eligo.patches.model.build import find_backbone, image_colours, load_tokenizer
-from eligo.patches.model.encoders import ImageEncoder, Layout, Picture, TextEncoder, max_pieces
+from eligo.patches.model.build import image_colours, load_tokenizer
+from eligo.patches.model.encoders import ImageEncoder, Layout, Picture, TextEncoder
+from eligo.pretrained.encoders import find_backbone, max_pieces
 from eligo.pretrained.identity import ENCODER, check_tokenizer
 from eligo.pretrained.load import load_part, load_stock
 

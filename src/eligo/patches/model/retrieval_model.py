@@ -27,12 +27,13 @@ from eligo.io.files import writing_folder
 from eligo.io.reading import reading
 from eligo.patches.config import RetrievalConfig
 from eligo.patches.model.baselines import GlobalCosine, TwoSidedMax
-from eligo.patches.model.build import build_encoders, build_net, find_backbone, load_encoders
+from eligo.patches.model.build import build_encoders, build_net, load_encoders
 from eligo.patches.model.encoders import ImageEncoder, Picture, TextEncoder, words_of
 from eligo.patches.model.inputs import Images, Texts, split_tokens
 from eligo.patches.model.late import LateInteraction
 from eligo.patches.model.pooled import PooledImageEncoder, load_pooled
 from eligo.patches.model.seps import CrossSparseAggrNet
+from eligo.pretrained.encoders import find_backbone
 from eligo.pretrained.identity import tokenizer_fingerprint
 from eligo.pretrained.load import find_model, quiet_transformers
 from eligo.pretrained.untrusted import read_header

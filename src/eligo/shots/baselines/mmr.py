@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from eligo import ops
@@ -20,6 +18,9 @@ class MMR(PoolSelector):
     """Similar to the query, unlike each other: `l cos(q, c) - (1 - l) max_{s picked} cos(c, s)`.
 
     `balance` is lambda; with None, `fit` takes the one whose picks agree best with the records.
+
+    >>> MMR(balance=0.5).kind
+    'mmr'
     """
 
     kind: ClassVar[str] = "mmr"
@@ -50,33 +51,8 @@ class MMR(PoolSelector):
         assert self.balance is not None
         vectors = self.pool.vectors[rows]
         relevance = vectors @ query.vector
-        return ScoredPicks(greedy_mmr(relevance, vectors, shots, self.balance), relevance)
+        picks = ops.greedy_mmr(relevance, vectors, min(shots, len(rows)), self.balance)
+        return ScoredPicks(picks, relevance)
 
     def _settings(self) -> dict[str, Any]:
         return {"balance": self.balance}
-
-
-def greedy_mmr(
-    relevance: Float[Tensor, " candidates"],
-    vectors: Float[Tensor, "candidates dim"],
-    shots: int,
-    balance: float,
-) -> Int[Tensor, " picks"]:
-    """Pick the most relevant candidate, then greedily by MMR, without a similarity matrix.
-
-    >>> vectors = torch.tensor([[1.0, 0.0], [1.0, 0.01], [0.0, 1.0]])
-    >>> greedy_mmr(torch.tensor([0.9, 0.89, 0.5]), vectors, 2, 0.5)
-    tensor([0, 2])
-    """
-    free = torch.ones_like(relevance, dtype=torch.bool)
-    redundancy = torch.full_like(relevance, -torch.inf)
-    picks: list[Tensor] = []
-    for _ in range(min(shots, len(relevance))):
-        scores = balance * relevance
-        if picks:
-            scores = scores - (1 - balance) * redundancy
-        pick = ops.top_k(scores if picks else relevance, 1, free)
-        picks.append(pick)
-        free = free & ~ops.kept_mask(pick, len(free))
-        redundancy = torch.maximum(redundancy, vectors @ vectors[pick].squeeze(0))
-    return torch.cat(picks) if picks else relevance.new_zeros(0, dtype=torch.int64)

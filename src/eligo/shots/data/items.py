@@ -12,9 +12,7 @@ from typing import Any
 from eligo.errors import InputError
 from eligo.io.reading import json_lines
 from eligo.shots.data.pickles import refuse_pickle
-from eligo.shots.data.query import Query
 from eligo.shots.data.text import read_texts
-from eligo.shots.pool.pool import Pool
 from eligo.vqa import VqaExample, read_vqa, read_vqa_lines, usual_answer
 
 
@@ -78,17 +76,6 @@ def read_items(
 def image_group(path: str) -> str:
     """The group of all questions on an image file: its real path."""
     return os.path.realpath(path)
-
-
-def as_query(queries: Pool, row: int) -> Query:
-    """A row of a saved set of queries."""
-    return Query(
-        queries.ids[row],
-        {name: view[row] for name, view in queries.views.items()},
-        group=None if queries.groups is None else queries.groups[row],
-        domain=None if queries.domains is None else queries.domains[row],
-        text=None if queries.payload is None else queries.payload[row].get("question"),
-    )
 
 
 def answers_of(payload: Any) -> Sequence[str]:

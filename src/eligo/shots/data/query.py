@@ -1,9 +1,10 @@
 """Query, and embeddings by view (image, text) with the one vector that they make together."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -12,29 +13,43 @@ from torch.nn import functional as F
 from eligo.errors import InputError
 
 ONLY = "embedding"  # name of a single, unnamed view
-Embeddings = Tensor | Mapping[str, Tensor]
+Embeddings = Tensor | np.ndarray | Mapping[str, Tensor | np.ndarray]
+"""Vectors of torch or NumPy, or those of each view."""
 
 
 class EmbeddingViews(dict[str, Tensor]):
     """Views that were checked: reading their values again would load a memory-mapped file."""
 
 
-def as_views(embeddings: Embeddings, where: str, ndim: int) -> EmbeddingViews:
-    """Return checked views: finite, no zero vector."""
+def as_views(
+    embeddings: Embeddings, where: str, ndim: int, ids: Sequence[str] = ()
+) -> EmbeddingViews:
+    """Return checked views as tensors: finite, no zero vector; `ids` name the rows in errors."""
     if isinstance(embeddings, EmbeddingViews):
         return embeddings
-    named = EmbeddingViews(embeddings if isinstance(embeddings, Mapping) else {ONLY: embeddings})
-    if not named:
+    given = embeddings if isinstance(embeddings, Mapping) else {ONLY: embeddings}
+    if not given:
         raise InputError(f"{where}: got no embeddings, expected at least one view")
+    named = EmbeddingViews(
+        {
+            name: torch.from_numpy(view) if isinstance(view, np.ndarray) else view
+            for name, view in given.items()
+        }
+    )
     for name, view in named.items():
         if not isinstance(view, Tensor) or view.ndim != ndim or not view.is_floating_point():
             got = f"{view.dtype} {tuple(view.shape)}" if isinstance(view, Tensor) else type(view)
             axes = "(items, dim)" if ndim == 2 else "(dim,)"
-            raise InputError(f"{where}: got {name} {got}, expected a float tensor {axes}")
+            raise InputError(
+                f"{where}: got {name} {got}, expected a float tensor {axes}, or an array of NumPy"
+            )
         norms = torch.linalg.vector_norm(view.detach().float(), dim=-1)
         bad = ~norms.isfinite() | (norms == 0)
         if bad.any():
-            row = "" if ndim == 1 else f" of row {int(bad.nonzero()[0])}"
+            first = 0 if ndim == 1 else int(bad.nonzero()[0])
+            row = "" if ndim == 1 else f" of row {first}"
+            if ids:
+                row = f" of {ids[first]!r}, row {first}"
             raise InputError(
                 f"{where}: {name}{row} has norm {norms[bad][0].item()}, expected finite numbers "
                 "that are not all 0; embed it again, or leave it out"

@@ -96,6 +96,9 @@ def encode_record(record: Record, pool: Pool, num_candidates: int, seed: int = 0
     where = f"record of query {query.id!r}"
     if len(set(picks)) < len(picks):
         raise InputError(f"{where}: picks {picks} name one example twice")
+    expected, got = pool.vectors.shape[1], len(query.vector)
+    if got != expected:
+        raise InputError(f"{where}: its vector has width {got}, expected the pool's {expected}")
     allowed = pool.allowed(query)
     if record.candidates is None:
         chosen = pool.rows(picks)

@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -52,17 +53,21 @@ def read_texts(path: str | Path) -> list[TextItem]:
 
 def text_pool(
     items: Sequence[TextItem],
-    embed: Callable[[list[str]], Float[Tensor, "texts dim"]] | None = None,
+    embed: Callable[[list[str]], Float[Tensor, "texts dim"] | np.ndarray] | None = None,
+    *,
+    queries: bool = False,
 ) -> Pool:
     """Return a pool of `input output` texts, by default embedded with `embed_texts`.
 
-    Embed queries the same way, by their input alone.
+    `embed` is any function from texts to vectors, such as `open_encoder(...).texts`. With
+    `queries`, the pool holds questions to choose examples for, embedded by their input alone.
     """
+    texts = [item.input if queries else f"{item.input} {item.output}" for item in items]
     return Pool(
         [item.id for item in items],
-        {"text": (embed or embed_texts)([f"{item.input} {item.output}" for item in items])},
+        {"text": (embed or embed_texts)(texts)},
         groups=[item.group for item in items],
-        payload=[{"input": item.input, "output": item.output} for item in items],
+        payload=[{"question": item.input, "answer": item.output} for item in items],
     )
 
 

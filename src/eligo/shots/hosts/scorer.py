@@ -52,6 +52,14 @@ class Scorer(Protocol):
         ...
 
 
+class ListScorer(Scorer, Protocol):
+    """A scorer of whole lists, for evaluation."""
+
+    def score_lists(self, query: Query, lists: Sequence[Sequence[str]]) -> Scores:
+        """Score whole lists of examples, in order of choice."""
+        ...
+
+
 class HostScorer:
     """Log-probabilities of the queries' answers, by a host."""
 
@@ -72,7 +80,7 @@ class HostScorer:
 
     def baseline(self, query: Query) -> Scores:
         """Score the answer without any example."""
-        return self._scored(query, [()])
+        return self.score_lists(query, [()])
 
     def score(self, query: Query, prefix: Sequence[str], candidates: Sequence[str]) -> Scores:
         """Score the examples `(*prefix, c)`, in order of choice, for each candidate c."""
@@ -81,7 +89,7 @@ class HostScorer:
             logprob = self._shared(turn, span, self._turns(prefix), self._turns(candidates))
             if logprob is not None:
                 return Scores(logprob, len(span))
-        return self._scored(query, [(*prefix, name) for name in candidates])
+        return self.score_lists(query, [(*prefix, name) for name in candidates])
 
     def _query(self, query: Query) -> tuple[Turn, list[int]]:
         """The turn of a query, and the tokens of its answer."""
@@ -91,7 +99,8 @@ class HostScorer:
     def _turns(self, names: Sequence[str]) -> list[Turn]:
         return [turn_of(self.pool, name) for name in names]
 
-    def _scored(self, query: Query, lists: Sequence[Sequence[str]]) -> Scores:
+    def score_lists(self, query: Query, lists: Sequence[Sequence[str]]) -> Scores:
+        """Score whole lists of examples, in order of choice."""
         turn, span = self._query(query)
         parts = []
         for start in range(0, len(lists), self.batch_size):

@@ -26,7 +26,7 @@ from eligo.io.locks import FileLock
 from eligo.io.reading import is_special, read_object, reading
 from eligo.pretrained.identity import same_weights, sampled_weights
 from eligo.report.intervals import paired_bootstrap
-from eligo.shots.data.items import answers_of, as_query
+from eligo.shots.data.items import answers_of
 from eligo.shots.data.query import Query
 from eligo.shots.hosts.generator import HostGenerator
 from eligo.shots.hosts.prompt import template_hash
@@ -107,7 +107,8 @@ def predict_batch(
         encoder=about.get("encoder"), num_candidates=num_candidates, model_version=model_version,
     )  # fmt: skip
     check_examples(pipeline, pool, data)
-    _check_queries(pool, queries, data)
+    if not len(queries):
+        raise InputError(f"{data}: holds no queries")
     count = default_shots(pipeline.selector) if num_shots is None else num_shots
     check_count("num_shots", count)
     settings = {
@@ -161,7 +162,7 @@ def _predicted(
     """Return the lines of some queries."""
     lines: list[dict[str, Any]] = []
     for row in rows:
-        query = as_query(queries, row)
+        query = queries.query(row)
         picks, scores = _picks(pipeline, query, count)
         lines.append({"id": query.id, "picks": picks, "scores": scores})
     if generator is not None:
@@ -191,21 +192,6 @@ def _check_out(out: Path) -> None:
     if is_special(out):
         raise InputError(f"{out}: is a pipe, socket or device; expected a file")
     check_file(out)
-
-
-def _check_queries(pool: Pool, queries: Pool, data: Path) -> None:
-    """Raise unless the queries have vectors to compare with the examples."""
-    if not len(queries):
-        raise InputError(f"{data}: holds no queries")
-    got, expected = (
-        {name: view.shape[1] for name, view in sorted(part.views.items())}
-        for part in (queries, pool)
-    )
-    if got != expected:
-        raise InputError(
-            f"{data}: its queries have vectors (and widths) {got}, its examples {expected}; embed "
-            "both in the same way"
-        )
 
 
 def _relocated(pool: Pool, queries: Pool, folder: Path) -> tuple[Pool, Pool]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from pydantic import ValidationError
+from torch import Tensor
 
 from eligo.errors import InputError
 from eligo.io.files import writing, writing_folder
@@ -22,7 +23,8 @@ from eligo.io.reading import read_object
 from eligo.pretrained.chat import place_image
 from eligo.shots.data.items import Item, image_group
 from eligo.shots.data.query import Query
-from eligo.shots.inference.encoders import Encoder
+from eligo.shots.data.vectors import read_vectors
+from eligo.shots.inference.encoders import GIVEN, Encoder
 from eligo.shots.pool.pool import ITEMS, VECTORS, Pool
 
 POOL, QUERIES, ABOUT = "pool", "queries", "embed.json"
@@ -46,15 +48,36 @@ def embed(
     candidate_text: CandidateText = "question_answer",
 ) -> tuple[Pool, Pool]:
     """Embed a pool and its queries (by default every example) and write their folder."""
-    pool = _embedded(items, encoder, candidate_text == "question_answer")
-    query_pool = _embedded(items if queries is None else queries, encoder, False)
+    pool = _pool(items, _embedded(items, encoder, candidate_text == "question_answer"))
+    asked = items if queries is None else queries
+    query_pool = _pool(asked, _embedded(asked, encoder, False))
     if set(query_pool.views) != set(pool.views):
         raise InputError(
             f"examples have {', '.join(pool.views)}, queries have {', '.join(query_pool.views)}; "
             "expected images on both sides or on none"
         )
-    about = {"format": 1, "encoder": name, "candidate_text": candidate_text}
-    save_embedded(Path(out), pool, query_pool, about)
+    write_embedded(out, pool, query_pool, encoder=name, candidate_text=candidate_text)
+    return pool, query_pool
+
+
+def embed_given(
+    out: str | Path,
+    items: Sequence[Item],
+    queries: Sequence[Item] | None,
+    vectors: Path,
+    query_vectors: Path | None = None,
+) -> tuple[Pool, Pool]:
+    """Write the folder of a pool and its queries with the vectors of files.
+
+    Without `query_vectors`, which `queries` need, a query has the vector of its example.
+    """
+    if queries is not None and query_vectors is None:
+        raise InputError("queries: have no vectors; give --query_vectors FILE")
+    asked = items if queries is None else queries
+    pool = _pool(items, read_vectors(vectors, [item.id for item in items]))
+    views = read_vectors(query_vectors or vectors, [item.id for item in asked])
+    query_pool = _pool(asked, views)
+    write_embedded(out, pool, query_pool)
     return pool, query_pool
 
 
@@ -71,7 +94,7 @@ def embed_query(
     return Query(name, views, group=group, text=question)
 
 
-def _embedded(items: Sequence[Item], encoder: Encoder, with_answer: bool) -> Pool:
+def _embedded(items: Sequence[Item], encoder: Encoder, with_answer: bool) -> dict[str, Tensor]:
     texts = [f"{item.question} {item.answer}" if with_answer else item.question for item in items]
     views = {"text": encoder.texts(texts)}
     images = [item.image for item in items if item.image is not None]
@@ -81,6 +104,10 @@ def _embedded(items: Sequence[Item], encoder: Encoder, with_answer: bool) -> Poo
         raise InputError(
             f"{len(items) - len(images)} of {len(items)} have no image; give one to all or to none"
         )
+    return views
+
+
+def _pool(items: Sequence[Item], views: dict[str, Tensor]) -> Pool:
     groups = [item.group for item in items]
     return Pool(
         [item.id for item in items],
@@ -88,6 +115,24 @@ def _embedded(items: Sequence[Item], encoder: Encoder, with_answer: bool) -> Poo
         groups=groups if any(group is not None for group in groups) else None,
         payload=[item.payload for item in items],
     )
+
+
+def write_embedded(
+    folder: str | Path,
+    pool: Pool,
+    queries: Pool,
+    *,
+    encoder: str = GIVEN,
+    candidate_text: CandidateText = "question_answer",
+) -> None:
+    """Write the folder that `teach` reads, of pools with questions and answers (`text_pool`).
+
+    `encoder` names what embedded both: words, a folder or a hub name; by default they are vectors
+    of your own, and a new question needs its vector too.
+    """
+    _check_widths(pool, queries, Path(folder))
+    about = {"format": 1, "encoder": encoder, "candidate_text": candidate_text}
+    save_embedded(Path(folder), pool, queries, about)
 
 
 def save_embedded(folder: Path, pool: Pool, queries: Pool, about: dict[str, Any]) -> None:
@@ -128,7 +173,23 @@ def open_embedded(folder: Path) -> tuple[Pool, Pool, dict[str, Any]]:
                 f"{folder / ABOUT}: {key}: got {value!r:.60}, expected "
                 f"{' or '.join(expected) if expected else 'the name of an encoder'}; embed again"
             )
-    return _load_pool(folder / POOL), _load_pool(folder / QUERIES), about
+    pool, queries = _load_pool(folder / POOL), _load_pool(folder / QUERIES)
+    if len(queries):
+        _check_widths(pool, queries, folder)
+    return pool, queries, about
+
+
+def _check_widths(pool: Pool, queries: Pool, where: Path) -> None:
+    """Raise unless the vectors of queries can be compared with those of the examples."""
+    got, expected = (
+        {name: view.shape[1] for name, view in sorted(part.views.items())}
+        for part in (queries, pool)
+    )
+    if got != expected:
+        raise InputError(
+            f"{where}: its queries have vectors (and widths) {got}, such as {queries.ids[0]!r}; "
+            f"its examples {expected}; embed both in the same way"
+        )
 
 
 def _load_pool(folder: Path) -> Pool:

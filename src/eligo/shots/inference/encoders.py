@@ -1,4 +1,4 @@
-"""Vectors of questions, answers and images: `words` (no model), or a CLIP or SigLIP model."""
+"""Vectors of questions, answers and images: `words` (no model), or a model of `transformers`."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -8,10 +8,12 @@ from torch import Tensor
 
 from eligo.errors import InputError
 from eligo.pretrained.devices import resolve_device
-from eligo.pretrained.encoders import load_clip
+from eligo.pretrained.encoders import load_encoder
 from eligo.shots.data.text import embed_texts
 
 WORDS = "words"
+GIVEN = "vectors"
+"""Stands for an encoder where vectors came from a file."""
 
 
 @runtime_checkable
@@ -43,9 +45,12 @@ class WordsEncoder:
 
 
 def open_encoder(name: str, device: str = "auto") -> Encoder:
-    """Load the encoder `words`, or a CLIP or SigLIP model by its folder or hub name."""
+    """Load the encoder `words`, or a model by its folder or hub name.
+
+    Models of sentence-transformers, other text models, CLIP and SigLIP.
+    """
     if name == WORDS:
         return WordsEncoder()
-    encoder = load_clip("encoder", name)
+    encoder = load_encoder("encoder", name)
     encoder.model.to(resolve_device(device))
     return encoder

@@ -7,6 +7,7 @@ A small pool goes to the model whole. V1 and V3 without a state are their own to
 others a V1 of their size, fitted on the same records. Without a tower they score all candidates.
 """
 
+import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -27,14 +28,17 @@ from eligo.shots.config import (
 from eligo.shots.data.query import Query
 from eligo.shots.data.records import Record
 from eligo.shots.model.pointer import PointerPrediction, PointerSelector
-from eligo.shots.model.pretrained import build_saved
+from eligo.shots.model.pretrained import build_model, build_saved
 from eligo.shots.pool.index import PoolIndex
 from eligo.shots.pool.pool import Pool
 from eligo.shots.selector import PoolSelector, ScoredPicks
-from eligo.shots.training.task import fit_pointer
+from eligo.shots.training.held_out import HeldOut, compare
+from eligo.shots.training.task import fit_pointer, fit_task
 from eligo.train import load_weights, save_weights
+from eligo.train.rng import seed_everything
 from eligo.train.weights import read_tensors
 
+_log = logging.getLogger("eligo.shots")
 _INDEX, _ROWS = "index", "rows.safetensors"
 
 
@@ -78,6 +82,8 @@ class LearnedSelector(PoolSelector):
         self.config: AnyPointerConfig = model
         self.settings = fit or FitConfig()
         self.rerank, self.approximate = rerank, approximate
+        self.held_out: HeldOut | None = None
+        """The comparison on held-out records that `fit` made."""
         self._model: PointerSelector | None = None
         self._tower: PointerSelector | None = None
         self._index: PoolIndex | None = None
@@ -134,7 +140,15 @@ class LearnedSelector(PoolSelector):
 
     def _learn(self, records: Sequence[Record]) -> None:
         config = self.config.replace({"d_model": self.pool.vectors.shape[1]})
-        model, tower = fit_pointer(config, records, self.pool, self.settings), None
+        task = fit_task(config, records, self.pool, self.settings)
+        model, tower = task.model, None
+        untrained = _untrained(config, self.settings.seed)
+        self.held_out = compare(model, untrained, task)
+        remark = self.held_out.remark
+        if self.held_out.kept != "learned" and config.residual:
+            model, remark = untrained, f"{remark}; the nearest examples are picked instead"
+        if remark is not None:
+            _log.warning(remark)
         if not _is_tower(model):
             shared = config.model_dump(include=set(PointerConfig.model_fields))
             tower = PointerSelectorV1Config(**shared)
@@ -252,6 +266,11 @@ class LearnedSelector(PoolSelector):
 
 def _device(model: PointerSelector) -> torch.device:
     return model.input_proj.weight.device
+
+
+def _untrained(config: AnyPointerConfig, seed: int) -> PointerSelector:
+    seed_everything(seed)
+    return build_model(config).eval()
 
 
 def _is_tower(model: PointerSelector) -> bool:

@@ -52,6 +52,8 @@ class SelectorPipeline:
     """How the teacher wrote prompts: placement, instruction."""
     candidate_text: CandidateText = "question_answer"
     """Which text of an example was embedded."""
+    balance: float = 0.5
+    """MMR's lambda, to compare with: the best on the training records, if there were any."""
 
     @property
     def learned(self) -> LearnedSelector:
@@ -98,14 +100,15 @@ def load_pipeline(
     if encoder is None:
         raise InputError(
             f"encoder: {selector} names none; give the encoder that embedded the examples: words, "
-            "or the folder or hub name of a CLIP or SigLIP model"
+            "or the folder or hub name of a model; or the question's vector"
         )
     config = about.get("sampler") or SamplerConfig(num_candidates=max(1, len(loaded.pool)))
     if num_candidates is not None:
         config = config.replace({"num_candidates": num_candidates})
     candidate_text = embed.get("candidate_text", "question_answer")
     sampler = Sampler(loaded.pool, config)
-    return SelectorPipeline(loaded, sampler, encoder, about.get("prompt", {}), candidate_text)
+    prompt, balance = about.get("prompt", {}), about.get("balance", 0.5)
+    return SelectorPipeline(loaded, sampler, encoder, prompt, candidate_text, balance)
 
 
 def is_bare(selector: str | Path | PoolSelector | PointerSelector) -> bool:
@@ -148,7 +151,8 @@ def _read_pipeline(folder: Path) -> dict[str, Any]:
             "embed": {**about["embed"], "encoder": str(about["embed"]["encoder"])},
             "prompt": dict(about["prompt"]),
         }
-    held_out = about.get("held_out") or {}  # absent in older runs
+        held_out = about.get("held_out") or {}  # absent in older runs
+        pipeline["balance"] = float(held_out.get("balance", 0.5))
     if held_out.get("outcome") == "no better":
         _log.warning("%s: %s", folder, held_out["remark"])
     return pipeline

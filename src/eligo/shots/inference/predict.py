@@ -21,9 +21,10 @@ from eligo.images import ImageLike, as_image
 from eligo.io.files import write_text
 from eligo.pretrained.chat import place_image
 from eligo.selection import Selection
-from eligo.shots.data.query import ONLY, Query
+from eligo.shots.data.items import image_group
+from eligo.shots.data.query import ONLY, Embeddings, Query
 from eligo.shots.inference.embed import embed_query
-from eligo.shots.inference.encoders import WORDS, Encoder, open_encoder
+from eligo.shots.inference.encoders import GIVEN, WORDS, Encoder, open_encoder
 from eligo.shots.inference.learned_selector import LearnedSelector, Option
 from eligo.shots.inference.load import (
     SelectorPipeline,
@@ -111,6 +112,7 @@ def predict(
     num_candidates: int | None = None,
     group: str | None = None,
     encoder: str | Encoder | None = None,
+    vector: Embeddings | None = None,
     host: str | None = None,
     device: str = "auto",
     model_version: str | None = None,
@@ -128,6 +130,8 @@ def predict(
         num_candidates: Number of examples to choose from; by default as in training, or all.
         group: Leave out examples of this group; by default those on the same image file.
         encoder: Encoder of the question, where neither selector nor shots name it.
+        vector: Instead of an encoder, the question's own vector (or that of each view), of torch or
+            NumPy.
         host: Folder or hub name of the model that answers.
         device: Where encoder and host run: auto, cpu or cuda.
         model_version: Version that the selector must have (v0 to v3); `selector` may then also be a
@@ -140,10 +144,14 @@ def predict(
     with _image_file(image) as path:
         pipeline = load_pipeline(
             selector, shots,
-            encoder=encoder, num_candidates=num_candidates, model_version=model_version,
+            encoder=GIVEN if encoder is None and vector is not None else encoder,
+            num_candidates=num_candidates, model_version=model_version,
         )  # fmt: skip
         pool = pipeline.selector.pool
-        query = _embed(pipeline, question, path, group, device)
+        if vector is not None:
+            query = _given(pool, question, path, group, vector)
+        else:
+            query = _embed(pipeline, question, path, group, device)
         names = pipeline.sampler.names(query)
         count = default_shots(pipeline.selector) if num_shots is None else num_shots
         check_count("num_shots", count)
@@ -186,6 +194,25 @@ def _image_file(image: ImageLike | None) -> Iterator[str | None]:
         yield str(path)
 
 
+def _given(
+    pool: Pool, question: str, image: str | None, group: str | None, vector: Embeddings
+) -> Query:
+    """Return the query of a question with a vector of its own."""
+    views = vector if isinstance(vector, Mapping) else dict.fromkeys(list(pool.views)[:1], vector)
+    query = Query(_id(question), views, group or (image and image_group(image)), text=question)
+    got, expected = (
+        {name: view.shape[-1] for name, view in sorted(part.views.items())}
+        for part in (query, pool)
+    )
+    if got != expected:
+        raise InputError(f"vector: got views (and widths) {got}, expected the examples' {expected}")
+    return query
+
+
+def _id(question: str) -> str:
+    return f"question: {question}"
+
+
 def _embed(
     pipeline: SelectorPipeline, question: str, image: str | None, group: str | None, device: str
 ) -> Query:
@@ -196,9 +223,15 @@ def _embed(
             "again"
         )
     encoder = pipeline.encoder
+    if encoder == GIVEN:
+        raise InputError(
+            "question: has no vector, and the examples have vectors of a file, not of an encoder; "
+            "give its vector (--vectors FILE), or its encoder, or embed questions as --queries and "
+            "use predict --data"
+        )
     encoder = open_encoder(encoder, device) if isinstance(encoder, str) else encoder
     check_encoder(pipeline, encoder)
-    query = embed_query(encoder, f"question: {question}", question, image, group)
+    query = embed_query(encoder, _id(question), question, image, group)
     views = pipeline.selector.pool.views
     if ONLY in views:
         raise InputError(

@@ -1,11 +1,15 @@
 """Base of the pointer selectors: two towers, the forward pass, `predict`.
 
     query ──┐ input_proj, dropout ──> (V2: attend to candidates) ──> query_proj ──┐
-            │ (shared)                       ▲ state: each pick updates it        ├─ cosine / T
+            │ (shared)                       ▲ state: each pick updates it        ├─ product
     cands ──┘                   ─────────────┴────────────────────> cand_proj ────┘
+    score = (cosine of the given vectors + product) / T
 
-At each step the best candidate that was not picked before is picked. Departures from the published
-pointer-selector designs (docs/sources.md):
+At each step the best candidate that was not picked before is picked. `query_proj` starts at zero,
+so a new model picks the nearest neighbours, and learns what to add to their cosine. Departures from
+the published pointer-selector designs (docs/sources.md):
+- Without `residual` the score is the cosine of the two projections alone, as in the designs. A new
+  model then compares random projections, and picks worse than the nearest neighbours.
 - Dropout acts after `input_proj`, not before the norm, where it would rotate the vector that is
   compared. The temperature is a saved buffer (`SimilarityScale`).
 - Without a state the scores do not depend on the step: cross-entropy over the steps is then
@@ -28,6 +32,7 @@ from torch.nn import functional as F
 from eligo import losses, ops
 from eligo.errors import InputError
 from eligo.nn import SimilarityScale
+from eligo.nn.contexts import without_autocast
 from eligo.selection import Selection
 from eligo.shots.config import AnyPointerConfig
 from eligo.shots.model import checks
@@ -94,11 +99,15 @@ class EncodedInputs(NamedTuple):
     """Candidates as the query is compared with them."""
     memory: tuple[Tensor, ...]
     """What a version computes once (V0: keys and values of its layers)."""
+    cosines: Float[Tensor, "batch candidates"] | None
+    """Of the given vectors; None without `residual`."""
 
     def take(self, rows: Int[Tensor, " rows"]) -> "EncodedInputs":
         """Return some rows, which may repeat."""
         query, candidates, mask, keys = (part[rows] for part in self[:4])
-        return EncodedInputs(query, candidates, mask, keys, tuple(m[rows] for m in self.memory))
+        memory = tuple(part[rows] for part in self.memory)
+        cosines = None if self.cosines is None else self.cosines[rows]
+        return EncodedInputs(query, candidates, mask, keys, memory, cosines)
 
 
 class PointerSelector(nn.Module):
@@ -114,12 +123,14 @@ class PointerSelector(nn.Module):
         self.cand_proj = nn.Linear(hidden, hidden, bias=False)
         self.dropout = nn.Dropout(config.dropout)
         self.scale = SimilarityScale("cosine", init=1 / config.temperature)
-        # Xavier, then near the identity: at first, cosines are those of projected embeddings.
+        # Xavier, then near the identity: products are at first those of projected embeddings.
         nn.init.xavier_uniform_(self.input_proj.weight)
         with torch.no_grad():
             for linear in (self.query_proj, self.cand_proj):
                 nn.init.normal_(linear.weight, std=_HEAD_NOISE)
                 linear.weight += torch.eye(*linear.weight.shape, device=linear.weight.device)
+        if config.residual:
+            nn.init.zeros_(self.query_proj.weight)
 
     @property
     def is_static(self) -> bool:
@@ -252,17 +263,36 @@ class PointerSelector(nn.Module):
             top, scores, log_probs = (part.squeeze(-1) for part in (top, scores, log_probs))
         return PointerPrediction(top, scores, log_probs, Selection(path, first, inputs.mask))
 
-    def project(self, cand_emb: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch hidden"]:
-        """Apply the shared projection, once for many queries: `forward(..., projected=True)`."""
-        return self.input_proj(cand_emb.to(self.input_proj.weight.dtype))
+    def project(self, cand_emb: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch width"]:
+        """Apply what is the same for all queries, once: `forward(..., projected=True)`.
+
+        Returns the shared projection; with `residual`, after the unit vectors themselves.
+        """
+        if not self.config.residual:
+            return self._hidden(cand_emb)
+        return torch.cat([_unit(cand_emb), self._hidden(cand_emb).float()], -1)
 
     def query_tower(self, query_emb: Float[Tensor, "*batch d_model"]) -> Tensor:
-        """Return unit vectors whose product with `candidate_tower` is the cosine of a static V1."""
-        return F.normalize(self.query_proj(self.project(query_emb)).float(), dim=-1)
+        """Return vectors whose product with `candidate_tower` ranks as a static V1 does.
+
+        With `residual` it is the score times the temperature, else the cosine.
+        """
+        return self._tower(self.query_proj, query_emb)
 
     def candidate_tower(self, cand_emb: Float[Tensor, "*batch d_model"]) -> Tensor:
-        """Return unit vectors to index; see `query_tower`."""
-        return F.normalize(self.cand_proj(self.project(cand_emb)).float(), dim=-1)
+        """Return the vectors to index; see `query_tower`."""
+        return self._tower(self.cand_proj, cand_emb)
+
+    def _tower(self, head: nn.Linear, embeddings: Tensor) -> Tensor:
+        last = head(self._hidden(embeddings)).float()
+        if self.config.residual:
+            return torch.cat([_unit(embeddings), last], -1)
+        return F.normalize(last, dim=-1)
+
+    def _hidden(self, embeddings: Tensor) -> Tensor:
+        """Apply the shared projection; with `residual`, to unit vectors."""
+        embeddings = _unit(embeddings) if self.config.residual else embeddings
+        return self.input_proj(embeddings.to(self.input_proj.weight.dtype))
 
     def save_pretrained(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
         """Write a folder for `from_pretrained`; `dtype` torch.float16 halves it."""
@@ -287,25 +317,41 @@ class PointerSelector(nn.Module):
     def _encode(
         self, query_emb: Tensor, cand_emb: Tensor, mask: Tensor | None, projected: bool
     ) -> EncodedInputs:
-        width = self.config.d_model
-        cand_dim = self.config.hidden_dim if projected else width
+        width, residual = self.config.d_model, self.config.residual
+        hidden = self.config.hidden_dim
+        cand_dim = (width + hidden if residual else hidden) if projected else width
         checks.check_shapes(query_emb, cand_emb, mask, query_dim=width, cand_dim=cand_dim)
         if mask is not None:
             # A NaN in padding would reach the gradient of the projections, as 0 * NaN.
             cand_emb = cand_emb.masked_fill(~mask.unsqueeze(-1), 0.0)
-        query = self.project(query_emb)
-        candidates = cand_emb if projected else self.project(cand_emb)
+        query, cosines = self._hidden(query_emb), None
+        given, candidates = cand_emb, cand_emb
+        if not projected:
+            candidates = self._hidden(cand_emb)
+        elif residual:
+            given, candidates = cand_emb.split([width, hidden], -1)
+            candidates = candidates.to(query.dtype)
         checks.check_embeddings("query_emb", query_emb, query)
         checks.check_embeddings("cand_emb", cand_emb, candidates, mask)
+        if residual:
+            with without_autocast(query.device):
+                cosines = torch.einsum("bd,bcd->bc", _unit(query_emb), _unit(given))
         candidates = self.dropout(candidates)
         query = self._attend(self.dropout(query), candidates, mask)
         memory = self._memory(candidates, mask)
         if mask is None:
             mask = torch.ones(cand_emb.shape[:2], dtype=torch.bool, device=cand_emb.device)
-        return EncodedInputs(query, candidates, mask, self.cand_proj(candidates), memory)
+        keys = self.cand_proj(candidates)
+        return EncodedInputs(query, candidates, mask, keys, memory, cosines)
 
     def _scores(self, inputs: EncodedInputs, states: Tensor) -> Tensor:
-        return self.scale(self.query_proj(states), inputs.keys)  # (batch, states, candidates)
+        """Return the scores of all candidates in each state; (batch, states, candidates)."""
+        queries = self.query_proj(states)
+        if inputs.cosines is None:
+            return self.scale(queries, inputs.keys)
+        with without_autocast(queries.device):
+            products = queries.float() @ inputs.keys.float().mT
+            return self.scale.scale * (inputs.cosines.unsqueeze(1) + products)
 
     def _greedy(self, inputs: EncodedInputs, shots: int) -> tuple[Tensor, Tensor]:
         """Return masked logits of each step (batch, shots, candidates) and picks (batch, shots)."""
@@ -324,6 +370,10 @@ class PointerSelector(nn.Module):
             free = free & ~ops.kept_mask(pick, free.shape[-1])
             path = torch.cat([path, pick], 1)
         return torch.stack(logits, 1), path
+
+
+def _unit(vectors: Tensor) -> Tensor:
+    return F.normalize(vectors.float(), dim=-1)
 
 
 def _output_without_loss(logits: Tensor, predictions: Tensor, num_ignored: Tensor) -> PointerOutput:

@@ -9,6 +9,7 @@ and its norm a `LayerNorm`, under any name. Our projections have no biases, thei
 them if its weights do.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,8 @@ def find_pointer(root: Path) -> Path | None:
 
 def build_saved(folder: Path, name: str, config: Any) -> PointerSelector:
     """Return the model of a saved config, to load `name` of the folder into."""
+    if isinstance(config, Mapping) and "residual" not in config:  # saved before 0.2.0
+        config = {**config, "residual": False}
     checked = _ADAPTER.validate_python(config)
     model = build_module(folder, name, lambda: build_model(checked))
     if read_header(folder / f"{name}.safetensors").keys() & _BIASES:
@@ -118,7 +121,8 @@ def import_pointer(path: Path, config: AnyPointerConfig) -> PointerSelector:
             "width), query_proj.weight and cand_proj.weight"
         )
     hidden, width = projection.shape
-    model = build_model(config.replace({"d_model": width, "hidden_dim": hidden}))
+    sizes = {"d_model": width, "hidden_dim": hidden, "residual": False}
+    model = build_model(config.replace(sizes))
     if state.keys() & _BIASES:
         _add_biases(model)
     own = model.state_dict()

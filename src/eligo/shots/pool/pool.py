@@ -37,6 +37,7 @@ from eligo.shots.data.query import (
 )
 
 VECTORS, ITEMS = "embeddings.safetensors", "items.jsonl"
+_QUESTIONS = ("question", "input", "text")
 _TEXT_FIELDS = ("text", "question", "input", "answer", "output")
 
 
@@ -89,7 +90,7 @@ class Pool:
     @cached_property
     def views(self) -> EmbeddingViews:
         """The embeddings by view."""
-        return as_views(self.embeddings, "Pool", 2)
+        return as_views(self.embeddings, "Pool", 2, self.ids)
 
     @cached_property
     def vectors(self) -> Float[Tensor, "items dim"]:
@@ -123,6 +124,20 @@ class Pool:
             )
         return torch.tensor([self._rows[name] for name in wanted], dtype=torch.int64)
 
+    def query(self, row: int) -> Query:
+        """Return a row as a query, of a pool that holds queries."""
+        return Query(
+            self.ids[row],
+            EmbeddingViews({name: view[row] for name, view in self.views.items()}),
+            group=None if self.groups is None else self.groups[row],
+            domain=None if self.domains is None else self.domains[row],
+            text=None if self.payload is None else _question_of(self.payload[row]),
+        )
+
+    def queries(self) -> list[Query]:
+        """Return all rows as queries."""
+        return [self.query(row) for row in range(len(self))]
+
     def allowed(self, query: Query, exclude: Iterable[str] = ()) -> Bool[Tensor, " items"]:
         """Mask of what a query may get: its domain, but neither itself nor its group."""
         mask = torch.ones(len(self), dtype=torch.bool)
@@ -140,13 +155,18 @@ class Pool:
         """Return the ids of some rows; -1 is skipped."""
         return [str(self.ids[int(row)]) for row in rows.flatten() if row >= 0]
 
-    def picked(self, selection: Selection) -> list[str]:
-        """Return the ids of a selection from this pool, in order of choice."""
-        return self.names(selection.indices)
+    def picked(self, selection: Selection) -> list[Any]:
+        """Return the ids of a selection from this pool, in order of choice.
+
+        Of a selection for many queries it is a list for each.
+        """
+        if selection.indices.ndim == 1:
+            return self.names(selection.indices)
+        return [self.names(row) for row in selection.indices]
 
     def add(self, ids: Sequence[str], embeddings: Embeddings, **columns: Sequence) -> "Pool":
         """Return a pool with more examples; columns that one side lacks are None there."""
-        if isinstance(embeddings, Tensor) and len(self.views) == 1:
+        if not isinstance(embeddings, Mapping) and len(self.views) == 1:
             embeddings = {next(iter(self.views)): embeddings}
         more = Pool(ids, embeddings, **columns)
         if set(more.views) != set(self.views):
@@ -254,6 +274,12 @@ _FIELD = {
 }  # fmt: skip
 _COLUMNS = tuple(_FIELD)
 assert set(_COLUMNS) | {"ids", "embeddings"} == {field.name for field in fields(Pool)}
+
+
+def _question_of(payload: Any) -> str | None:
+    if isinstance(payload, Mapping):
+        return next((payload[name] for name in _QUESTIONS if name in payload), None)
+    return payload if isinstance(payload, str) else None
 
 
 def _text_of(payload: Any) -> str:

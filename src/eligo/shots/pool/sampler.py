@@ -21,6 +21,8 @@ from eligo.shots.data.query import Query
 from eligo.shots.pool.pool import Pool
 from eligo.train.rng import mix
 
+_BALANCE = 0.5  # of MMR: relevance and redundancy count the same
+
 
 def generator(seed: int, name: str) -> torch.Generator:
     """Return the random generator of a query."""
@@ -58,11 +60,15 @@ class Sampler:
         size, seed = self.config.num_candidates, self.config.seed
         random_rows = shuffled(allowed.nonzero().flatten(), seed, query.id)
         shares = {
+            "nearest": {},
             "random": {},
             "text": {"text": size},
             "image": {"image": size},
             "mix": {"text": size // 4, "image": size - size // 2 - size // 4},
         }[self.config.kind]
+        if self.config.kind == "nearest":
+            chosen = self._nearest_and_diverse(query, allowed)
+            return shuffled(chosen, seed + 1, query.id)
         by_view = [self._nearest(query, view, count, allowed) for view, count in shares.items()]
         drawn = random_rows[: size - sum(shares.values())]
         # Random draws come first, so that the shares of the nearest do not overlap with them.
@@ -79,6 +85,16 @@ class Sampler:
         names = list(dict.fromkeys([*picks, *self.names(query)]))[:size]
         order = shuffled(torch.arange(len(names)), self.config.seed + 2, query.id)
         return [names[index] for index in order.tolist()]
+
+    def _nearest_and_diverse(self, query: Query, allowed: Tensor) -> Tensor:
+        """Return what nearest neighbours and MMR would pick from the whole pool."""
+        size, left = self.config.num_candidates, allowed.nonzero().flatten()
+        vectors = self.pool.vectors[left]
+        cosines = vectors @ query.vector
+        diverse = ops.greedy_mmr(cosines, vectors, min(size // 4, len(left)), _BALANCE)
+        nearest = ops.top_k(cosines, min(size, len(cosines)))
+        chosen = dict.fromkeys([*diverse.tolist(), *nearest.tolist()])
+        return left[list(chosen)[:size]]
 
     @cached_property
     def _units(self) -> dict[str, Float[Tensor, "items dim"]]:

@@ -22,13 +22,14 @@ class OverlapScorer:
 
     def baseline(self, query: Query) -> Scores:
         """Score the answer without any example: the lower bound."""
-        return self._scored(query, [()])
+        return self.score_lists(query, [()])
 
     def score(self, query: Query, prefix: Sequence[str], candidates: Sequence[str]) -> Scores:
         """Score the examples `(*prefix, c)` for each candidate c."""
-        return self._scored(query, [(*prefix, name) for name in candidates])
+        return self.score_lists(query, [(*prefix, name) for name in candidates])
 
-    def _scored(self, query: Query, lists: Sequence[Sequence[str]]) -> Scores:
+    def score_lists(self, query: Query, lists: Sequence[Sequence[str]]) -> Scores:
+        """Score whole lists of examples."""
         gold = turn_of(self.queries, query.id).answer
         if not gold.strip():
             raise UnscorableError(f"query {query.id!r} has no answer")

@@ -18,7 +18,6 @@ from eligo.errors import InputError
 from eligo.io.reading import json_lines, read_object, reading
 from eligo.shots.compat import Labelled, read_legacy
 from eligo.shots.config import Objective
-from eligo.shots.data.items import as_query
 from eligo.shots.data.query import Query
 from eligo.shots.data.records import Record
 from eligo.shots.pool.pool import Pool
@@ -117,7 +116,7 @@ def _result(fields: dict[str, Any], tensors: Mapping[str, Tensor], queries: Pool
     if not 0 <= start < end or len(states) < end - start:
         raise ValueError(f"rows are {start} to {end} of {len(tensors['states'])} in the scores")
     return TeacherResult(
-        as_query(queries, int(queries.rows([str(fields["query_id"])])[0])),
+        queries.query(int(queries.rows([str(fields["query_id"])])[0])),
         names,
         float(fields["baseline"]),
         int(tensors["num_tokens"][start]),
@@ -154,7 +153,7 @@ def read_legacy_records(
                 f"{did_you_mean(name, queries.ids[:1000])}; embed the queries with the ids that "
                 "this file has"
             )
-        query = as_query(queries, int(queries.rows([name])[0]))
+        query = queries.query(int(queries.rows([name])[0]))
         weights = _weights([labelled.value or 0.0 for labelled in kept])
         for labelled, weight in zip(kept, weights, strict=True):
             where = f"{path}: {labelled.query}"

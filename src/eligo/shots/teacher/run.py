@@ -14,7 +14,6 @@ from eligo.io.files import check_folder, clear_unfinished
 from eligo.io.interrupts import stopped_with
 from eligo.io.locks import one_writer
 from eligo.shots.config import TeachConfig
-from eligo.shots.data.items import as_query
 from eligo.shots.data.query import Query
 from eligo.shots.hosts.load import load_processor
 from eligo.shots.hosts.prompt import Turn, UnscorableError, template_hash, turn_of, write_prompt
@@ -98,7 +97,7 @@ def plan(config: TeachConfig, make_scorer: MakeScorer | None = None) -> dict[str
     pool, queries, _ = open_embedded(config.data)
     rows = chosen_rows(queries, config)
     scorer = (make_scorer or scorer_for)(config, pool, queries)
-    query = _first_scorable(scorer, (as_query(queries, row) for row in rows))
+    query = _first_scorable(scorer, (queries.query(row) for row in rows))
     names = Sampler(pool, config.sampler).names(query)
     shots = min(config.shots, len(names))
     calls = num_calls(len(names), config.shots, config.beam)
@@ -174,7 +173,7 @@ def _worker(config: TeachConfig, make_scorer: MakeScorer) -> Callable[[int], Non
 
     def run(shard: int) -> None:
         shard_rows = rows[shard * config.shard_size : (shard + 1) * config.shard_size]
-        shard_queries = [as_query(queries, row) for row in shard_rows]
+        shard_queries = [queries.query(row) for row in shard_rows]
         write_shard(Path(config.out), shard, shard_queries, teach_one)
 
     return run

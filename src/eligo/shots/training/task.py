@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -11,7 +12,13 @@ from torch import Tensor
 
 from eligo.errors import InputError
 from eligo.shots import metrics
-from eligo.shots.config import LOSSES, AnyPointerConfig, FitConfig, PointerSelectorV3Config
+from eligo.shots.config import (
+    LOSSES,
+    AnyPointerConfig,
+    FitConfig,
+    PointerSelectorV3Config,
+    SelectorTrainConfig,
+)
 from eligo.shots.data.records import (
     EncodedRecord,
     Record,
@@ -39,6 +46,7 @@ from eligo.train.rng import seed_everything
 
 _EVAL_BATCH = 256
 _WARMUP = 0.05
+_EVALUATIONS = 20  # of a run that min_steps makes longer
 
 
 class PointerTask(Task):
@@ -130,24 +138,46 @@ def fit_pointer(
     config: AnyPointerConfig, records: Sequence[Record], pool: Pool, settings: FitConfig
 ) -> PointerSelector:
     """Train a model and return it at its best step on held-out records."""
+    return fit_task(config, records, pool, settings).model
+
+
+def fit_task(
+    config: AnyPointerConfig, records: Sequence[Record], pool: Pool, settings: FitConfig
+) -> PointerTask:
+    """Train a model; the task has it at its best step, and the held-out records."""
     task = PointerTask(
         config, records, pool,
         batch_size=settings.batch_size, lr=settings.lr, weight_decay=settings.weight_decay,
         validation=settings.validation, seed=settings.seed,
     )  # fmt: skip
-    steps = max(settings.min_steps, settings.num_epochs * task.steps_per_epoch)
+    steps = counted_steps(settings, settings.num_epochs, task.steps_per_epoch)
     with TemporaryDirectory(prefix="eligo-") as folder:
         result = fit(
             task,
             TrainConfig(
-                out=Path(folder), name=config.version, seed=settings.seed, total_steps=steps,
-                batch_size=task.batch_size, evaluate_every=max(1, steps // 20),
-                checkpoint_every=steps, patience=settings.patience,
-                monitor=task.monitor, mode="max",
+                out=Path(folder), name=config.version, seed=settings.seed,
+                batch_size=task.batch_size, monitor=task.monitor, mode="max",
+                **{"patience": settings.patience, **steps},
             ),
         )  # fmt: skip
         load_weights(result.chosen, task.modules)
-    return task.model.cpu().eval()
+    task.model.cpu().eval()
+    return task
+
+
+def counted_steps(
+    settings: FitConfig | SelectorTrainConfig, num_epochs: int, steps_per_epoch: int
+) -> dict[str, Any]:
+    """Return steps, evaluations and patience of a run that is counted in epochs.
+
+    With a few dozen records an epoch is one step, and 20 steps would hardly train the model.
+    """
+    steps, every = num_epochs * steps_per_epoch, steps_per_epoch
+    changes: dict[str, Any] = {}
+    if steps < settings.min_steps:
+        steps, every = settings.min_steps, max(every, settings.min_steps // _EVALUATIONS)
+        changes["patience"] = None
+    return {**changes, "total_steps": steps, "evaluate_every": every, "checkpoint_every": every}
 
 
 def split_by_group(

@@ -4,12 +4,13 @@ Its subfolder `selector/` holds the best model with its pool, and `pipeline.json
 is embedded and how its candidates are drawn.
 """
 
+import copy
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import PartialState
@@ -17,21 +18,34 @@ from accelerate import PartialState
 from eligo.errors import InputError
 from eligo.io.files import write_text
 from eligo.shots import metrics
-from eligo.shots.config import RecordsConfig, SamplerConfig, SelectorTrainConfig, ShotsTrainConfig
+from eligo.shots.baselines import KNN, MMR
+from eligo.shots.config import (
+    Objective,
+    RecordsConfig,
+    SamplerConfig,
+    SelectorTrainConfig,
+    ShotsTrainConfig,
+)
 from eligo.shots.data.records import Record
 from eligo.shots.inference.embed import open_embedded
 from eligo.shots.inference.learned_selector import LearnedSelector
+from eligo.shots.model.pointer import PointerSelector
 from eligo.shots.pool.pool import Pool
 from eligo.shots.pool.sampler import Sampler, shuffled
-from eligo.shots.selector import INNER
-from eligo.shots.teacher.read import LabelledRecords, read_legacy_records, read_meta, read_records
+from eligo.shots.selector import INNER, PoolSelector
+from eligo.shots.teacher.read import (
+    LabelledRecords,
+    Labels,
+    read_legacy_records,
+    read_meta,
+    read_records,
+)
 from eligo.shots.teacher.shards import DATA, META
-from eligo.shots.training.held_out import HeldOut, compare, ranked
-from eligo.shots.training.task import PointerTask
+from eligo.shots.training.held_out import HeldOut, compare
+from eligo.shots.training.task import PointerTask, counted_steps
 from eligo.train import FitResult, fit, load_weights
 
 PIPELINE = "pipeline.json"
-_EVALUATIONS = 20  # of a run that min_steps makes longer
 _FLAT = (
     "the scores hardly tell candidates apart; if it does not rise, train longer or with a larger "
     "--train.lr, or lower --model.temperature"
@@ -68,20 +82,37 @@ def train_selector(config: ShotsTrainConfig, *, resume: bool = False) -> Selecto
     data = load_records(config.data, config.model.K, config.train.seed)
     task = selector_task(config, data)
     assert isinstance(task.config, ShotsTrainConfig)
-    untrained = ranked(task.model, task.validation, data.pool, task.monitor)
-    fitted = fit(task, task.config.train, resume=resume, on_evaluate=_SpreadCheck())
+    untrained = copy.deepcopy(task.model).eval()
+    # The range was published for cosines alone.
+    check = None if task.config.model.residual else _SpreadCheck()
+    fitted = fit(task, task.config.train, resume=resume, on_evaluate=check)
     best_epoch = None if fitted.best_step is None else fitted.best_step / task.steps_per_epoch
     result = SelectorFit(**vars(fitted), best_epoch=best_epoch)
     if not PartialState().is_main_process:
         return result
     load_weights(result.chosen, task.modules)
     model = task.model.cpu().eval()
-    trained = ranked(model, task.validation, data.pool, task.monitor)
-    held_out = compare(trained, untrained, task.validation, data.pool, task.monitor)
+    held_out = compare(model, untrained, task)
+    if held_out.kept != "learned":
+        remark = f"{held_out.remark}; the simple selector {held_out.kept} is kept instead"
+        held_out = replace(held_out, remark=remark)
+    selector = _kept(held_out, model, untrained.cpu(), data.pool)
+    _save_selector(result.folder / INNER, selector, data, held_out)
     if held_out.remark is not None:
         logger.warning(held_out.remark)
-    _save_selector(result.folder / INNER, LearnedSelector.of(model, data.pool), data, held_out)
     return result
+
+
+def _kept(
+    held_out: HeldOut, trained: PointerSelector, untrained: PointerSelector, pool: Pool
+) -> PoolSelector:
+    """Return the learned selector, or the simple one that is no worse."""
+    if held_out.kept == "mmr":
+        return MMR(balance=held_out.balance).with_pool(pool)
+    if held_out.kept == "nearest" and not untrained.config.residual:
+        return KNN().with_pool(pool)
+    # With `residual`, an untrained model picks the nearest examples.
+    return LearnedSelector.of(trained if held_out.kept == "learned" else untrained, pool)
 
 
 def selector_task(config: ShotsTrainConfig, data: TrainingData) -> PointerTask:
@@ -101,7 +132,7 @@ def selector_task(config: ShotsTrainConfig, data: TrainingData) -> PointerTask:
     )  # fmt: skip
     changes: dict[str, Any] = {"batch_size": task.batch_size}
     if train.num_epochs is not None:
-        changes |= counted_steps(train, task.steps_per_epoch)
+        changes |= counted_steps(train, train.num_epochs, task.steps_per_epoch)
         _warn_of_unused_steps(train, changes["total_steps"])
     if train.monitor == "ndcg" and task.monitor != "ndcg":
         changes["monitor"] = task.monitor
@@ -144,22 +175,8 @@ def _warn_of_unused_steps(train: SelectorTrainConfig, steps: int) -> None:
         )  # fmt: skip
 
 
-def counted_steps(train: SelectorTrainConfig, steps_per_epoch: int) -> dict[str, Any]:
-    """Return steps, evaluations and patience of a run that is counted in epochs.
-
-    With a few dozen records an epoch is one step, and 20 steps would hardly train the model.
-    """
-    assert train.num_epochs is not None
-    steps, every = train.num_epochs * steps_per_epoch, steps_per_epoch
-    changes: dict[str, Any] = {}
-    if steps < train.min_steps:
-        steps, every = train.min_steps, max(every, train.min_steps // _EVALUATIONS)
-        changes["patience"] = None
-    return {**changes, "total_steps": steps, "evaluate_every": every, "checkpoint_every": every}
-
-
 def _save_selector(
-    folder: Path, selector: LearnedSelector, data: TrainingData, held_out: HeldOut
+    folder: Path, selector: PoolSelector, data: TrainingData, held_out: HeldOut
 ) -> None:
     selector.save_pretrained(folder)
     about = {
@@ -195,6 +212,37 @@ def load_records(config: RecordsConfig, num_candidates: int, seed: int) -> Train
         labels=config.labels, on_bad_label=config.on_bad_label,
     )  # fmt: skip
     return TrainingData(pool, labelled, sampler, embed, {"placement": "prepend", "instruction": ""})
+
+
+class Taught(NamedTuple):
+    """Records and the pool that they choose from, in the order of `fit`."""
+
+    records: list[Record]
+    pool: Pool
+
+
+def read_taught(
+    folder: str | Path,
+    embedded: str | Path | None = None,
+    *,
+    objective: Objective | None = None,
+    labels: Labels = "best",
+) -> Taught:
+    """Read a folder of `eligo shots teach`: `LearnedSelector("v1").fit(*read_taught("taught"))`.
+
+    `embedded` is the folder of its examples, if that has moved; `objective` and `labels` as in
+    `eligo shots train`.
+    """
+    config = RecordsConfig(
+        path=Path(folder),
+        embedded=None if embedded is None else Path(embedded),
+        objective=objective,
+        labels=labels,
+    )
+    if not Path(folder).is_dir():
+        raise InputError(f"{folder}: is no folder; expected one that `eligo shots teach` wrote")
+    data = load_records(config, num_candidates=1, seed=0)
+    return Taught(data.labelled.records, data.pool)
 
 
 def find_records(config: RecordsConfig) -> Path:

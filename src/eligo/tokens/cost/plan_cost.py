@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from eligo.errors import InputError
@@ -72,8 +73,9 @@ def trace_schedules(
     vision = per_row(trace.grid.prod(-1))
     left = {stage.layer: per_row((stage.positions >= 0).sum(-1)) for stage in trace.stages}
     merged = left.pop(0, vision)
+    schedule = cache(Schedule)  # most rows are alike
     return [
-        Schedule(
+        schedule(
             vision[row],
             merged[row],
             tuple((layer, left[layer][row]) for layer in sorted(left)),

@@ -9,7 +9,7 @@ turns are isolated: each attends to the image and to itself, and its positions c
 image. So every turn is the prompt of a single question, while the prefix is computed once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -66,17 +66,22 @@ class PackedBatch:
     """None: consecutive, for a conversation."""
     labels: Int64[Tensor, "photos length"]
     """The token to predict at each column; -100: none."""
+    learned: Int64[Tensor, " learned"]
+    """Columns with a label, counted through all rows: a GPU need not search for them."""
     pixels: Tensor | None
     """Inputs of the tower, unless features are cached."""
 
     def to(self, device: torch.device) -> "PackedBatch":
         """Move the tensors to a device."""
-        moved = {
-            name: value.to(device, non_blocking=True)
-            for name, value in vars(self).items()
-            if value is not None
-        }
-        return replace(self, **moved)
+        return self._each(lambda value: value.to(device, non_blocking=True))
+
+    def pin_memory(self) -> "PackedBatch":
+        """Copy to memory from which a GPU copies without waiting; the loader calls this."""
+        return self._each(Tensor.pin_memory)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "PackedBatch":
+        tensors = {name: value for name, value in vars(self).items() if value is not None}
+        return replace(self, **{name: change(value) for name, value in tensors.items()})
 
     @property
     def attention_mask(self) -> Bool[Tensor, "photos 1 length length"] | None:
@@ -209,7 +214,8 @@ class Conversations(Dataset):
             pixels = torch.stack([example[2] for example in examples])
         rows = torch.tensor([example[0] for example in examples])
         positions = positions if self.isolated else None
-        return PackedBatch(rows, ids, turn, positions, labels, pixels)
+        learned = (labels.flatten() != IGNORED).nonzero().flatten()
+        return PackedBatch(rows, ids, turn, positions, labels, learned, pixels)
 
 
 def _names_sides(photo: Photo) -> bool:

@@ -7,6 +7,8 @@ and end with the answer, if there is one; labels and question mask never overlap
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, groupby, pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +26,13 @@ from eligo.scenes.graph import Split, draw_scenes
 from eligo.scenes.painter import Rendered, render
 from eligo.scenes.question_kinds import FAMILIES, KINDS
 from eligo.scenes.questions import draw_questions
-from eligo.tokens.data.prompts import answer_ids, build_prompt, encode, image_token_id
+from eligo.tokens.data.prompts import (
+    answer_ids,
+    build_prompt,
+    encode,
+    has_fixed_grid,
+    image_token_id,
+)
 from eligo.vqa import VqaExample, usual_answer
 
 IGNORED = -100
@@ -162,10 +170,42 @@ class FileExamples(Dataset[TokenExample]):
         return len(self.rows)
 
     def __getitem__(self, index: int) -> TokenExample:
-        row = self.rows[index]
-        return TokenExample(
-            row.id, open_image(row.image, self.side), row.question, row.answers, row.kind, row.kind
-        )
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[TokenExample]:
+        """Return several examples; consecutive ones share an image. Data loaders call this."""
+        examples: list[TokenExample] = []
+        for path, rows in groupby((self.rows[index] for index in indices), lambda row: row.image):
+            image = open_image(path, self.side)
+            examples += [_of_file(row, image) for row in rows]
+        return examples
+
+
+def _of_file(row: VqaExample, image: Image.Image) -> TokenExample:
+    return TokenExample(row.id, image, row.question, row.answers, row.kind, row.kind)
+
+
+class ImageExamples(Dataset[list[TokenExample]]):
+    """Several questions on each image, drawn anew on each access; the image is opened once.
+
+    An image with fewer questions repeats some.
+    """
+
+    def __init__(self, rows: Sequence[VqaExample], count: int, side: int | None = None) -> None:
+        self.count, self.side = count, side
+        self.groups: dict[Path, list[VqaExample]] = {}
+        for row in rows:
+            self.groups.setdefault(row.image, []).append(row)
+        self.images = list(self.groups)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> list[TokenExample]:
+        path = self.images[index]
+        image, rows = open_image(path, self.side), self.groups[path]
+        order = torch.randperm(len(rows)).tolist()
+        return [_of_file(rows[order[turn % len(rows)]], image) for turn in range(self.count)]
 
 
 @dataclass(frozen=True)
@@ -181,6 +221,8 @@ class TokenBatch:
     """Token ids of the answer and of the end of text, -100 elsewhere; None without answers."""
     scene: Bool[Tensor, "batch tokens"] | None
     """Vision tokens that decide the answer, in raster order; None unless known for all."""
+    image_rows: Int64[Tensor, " batch"] | None = None
+    """The row of pixels of each example, where some share an image; None: one each."""
 
     @property
     def answer_mask(self) -> Bool[Tensor, "batch length"]:
@@ -195,10 +237,14 @@ class TokenBatch:
         return self.question_mask.sum(-1)
 
     def to(self, device: torch.device | str) -> "TokenBatch":
-        """Move the tensors to a device (the images in `examples` stay)."""
+        """Move the tensors to a device, with pixels for each row; the images in `examples` stay."""
+        inputs = {name: value.to(device) for name, value in self.inputs.items()}
+        if self.image_rows is not None:
+            inputs["pixel_values"] = inputs["pixel_values"][self.image_rows.to(device)]
         return replace(
             self,
-            inputs={name: value.to(device) for name, value in self.inputs.items()},
+            inputs=inputs,
+            image_rows=None,
             question_mask=self.question_mask.to(device),
             labels=None if self.labels is None else self.labels.to(device),
             scene=None if self.scene is None else self.scene.to(device),
@@ -227,12 +273,23 @@ class Collator:
         self.image_token_id = image_token_id(processor)
         self._checked: set[str] = set()  # answers that have tokens
 
-    def __call__(self, examples: Sequence[TokenExample]) -> TokenBatch:
-        """Return one row per example; large images are downscaled as in `open_image`."""
+    def __call__(
+        self, examples: Sequence[TokenExample], *, share_images: bool = False
+    ) -> TokenBatch:
+        """Return one row per example; large images are downscaled as in `open_image`.
+
+        `share_images`: for a LLaVA, consecutive examples on one image share a row of pixels.
+        """
+        image_rows = None
+        if share_images and self.with_images and has_fixed_grid(self.processor):
+            image_rows = _image_rows(examples)
         examples = [self._bounded(example) for example in examples]
         prompts = [self._prompt(example) for example in examples]
         if self.with_images:
-            encoded = encode(self.processor, [example.image for example in examples], prompts)
+            images = [example.image for example in examples]
+            if image_rows is not None:
+                images = [*dict(zip(image_rows, images, strict=True)).values()]
+            encoded = encode(self.processor, images, prompts)
         else:
             encoded = dict(
                 tokenize(self.processor.tokenizer, prompts, padding=True, return_tensors="pt")
@@ -271,6 +328,7 @@ class Collator:
             question_mask=extended(question.long(), 0, constant(0)).bool(),
             labels=extended(ignored, IGNORED, ends) if self.answers else None,
             scene=_scene(examples, device),
+            image_rows=None if image_rows is None else torch.tensor(image_rows),
         )
 
     def check(self, question: str, answer: str) -> None:
@@ -301,6 +359,12 @@ class Collator:
             raise InputError(f"example {example.id}: the question is empty")
         question = f"{example.question} {self.instruction}".strip()
         return build_prompt(self.processor, question, with_image=self.with_images)
+
+
+def _image_rows(examples: Sequence[TokenExample]) -> list[int] | None:
+    """Count the images through consecutive examples; None if no two share one."""
+    is_new = [one.image is not other.image for one, other in pairwise(examples)]
+    return None if all(is_new) else [0, *accumulate(is_new)]
 
 
 def _scene(

@@ -1,21 +1,25 @@
 """Questions from files (VQAv2 folders, JSON lines), or from any dataset of examples."""
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
+from jaxtyping import Int64
 from PIL import Image
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from eligo.errors import InputError
 from eligo.images import side_of, upright_size, warn_shared_images
 from eligo.tokens.config import LinesDataConfig, VqaDataConfig
-from eligo.tokens.data.examples import Collator, FileExamples, TokenExample
-from eligo.tokens.data.prompts import text_lengths
-from eligo.tokens.training.batch import HostBatch, host_batch, to_device
+from eligo.tokens.data.examples import Collator, FileExamples, ImageExamples, TokenExample
+from eligo.tokens.data.prompts import has_fixed_grid, text_lengths
+from eligo.tokens.training.batch import HostBatch, host_batch, pack, to_device
 from eligo.train.check import DataCheck
 from eligo.train.data import epoch_batches, ordered_batches
 from eligo.vqa import VqaExample, read_vqa, read_vqa_lines, usual_answer
@@ -34,32 +38,37 @@ class FileSource:
         processor: Any,
         *,
         instruction: str = "",
+        questions_per_image: int = 1,
         num_workers: int | None = 0,
     ) -> None:
-        """`num_workers`: 0 for examples in memory; see `eligo.train.data.worker_count`."""
+        """`questions_per_image`: on files of a LLaVA; see `can_share_images`.
+
+        `num_workers`: 0 for examples in memory; see `eligo.train.data.worker_count`.
+        """
         self.train, self.held_out = (
             FileExamples(part.rows, side_of(processor)) if isinstance(part, FileExamples) else part
             for part in (train, validation)
         )
         self.collator = Collator(processor, answers=True, instruction=instruction)
         self.processor, self.num_workers = processor, num_workers
+        self.questions_per_image = questions_per_image
 
     def batches(
         self, size: int, seed: int, start_step: int, rank: int, world_size: int, device: Any
     ) -> Iterator[HostBatch]:
         """Yield part `rank` of the batch of every step: a pure function of (seed, step)."""
+        repeats = math.gcd(size // world_size, self.questions_per_image)
+        examples: Any = self.train
+        if repeats > 1:
+            examples = ImageExamples(_rows_of(self.train), repeats, side_of(self.processor))
         loader = epoch_batches(
-            self.train,  # pyright: ignore[reportArgumentType]
-            size,
-            seed,
-            start_step,
-            rank,
-            world_size,
+            examples, size // repeats, seed, start_step, rank, world_size,
             num_workers=self.num_workers,
-            collate=self._collate,
-        )
+            collate=self._collate if repeats == 1 else self._collate_images,
+            pin_memory=torch.device(device).type == "cuda",
+        )  # fmt: skip
         for batch in loader:
-            yield to_device(batch, device)
+            yield self._moved(batch, device)
 
     def validation(self, batch_size: int, device: Any) -> Iterator[HostBatch]:
         """Yield the same examples every time."""
@@ -99,6 +108,34 @@ class FileSource:
 
     def _collate(self, examples: Sequence[TokenExample]) -> HostBatch:
         return host_batch(self.collator(examples), self.collator.image_token_id)
+
+    def _collate_images(self, groups: Sequence[Sequence[TokenExample]]) -> HostBatch:
+        """Return rows of several questions on each image, with one row of pixels for all."""
+        count = len(groups[0])
+        rows = self.collator([row for group in groups for row in group], share_images=True)
+        batch = host_batch(rows, self.collator.image_token_id)
+        return replace(batch, rows_per_image=count, head=_shared_head(batch))
+
+    def _moved(self, batch: HostBatch, device: Any) -> HostBatch:
+        """Move a batch; repeat the pixels of images with several rows there, and pack the rows."""
+        batch = to_device(batch, device)
+        if batch.rows_per_image == 1:
+            return batch
+        pixels = batch.inputs["pixel_values"].repeat_interleave(batch.rows_per_image, 0)
+        batch = replace(batch, inputs={**batch.inputs, "pixel_values": pixels})
+        return pack(batch, self.processor.tokenizer.pad_token_id or 0)
+
+
+def can_share_images(processor: Any, examples: Dataset[TokenExample]) -> bool:
+    """Return whether questions on an image can share its pixels: files, one row of pixels each."""
+    return has_fixed_grid(processor) and isinstance(examples, FileExamples)
+
+
+def _shared_head(batch: HostBatch) -> Int64[Tensor, " prefix"] | None:
+    """Return the tokens up to the end of the image, if they are the same in all rows."""
+    ids, real = batch.inputs["input_ids"], batch.inputs["attention_mask"].bool()
+    heads = [row[keep] for row, keep in zip(ids, real & ~batch.after_image, strict=True)]
+    return heads[0] if all(head.equal(heads[0]) for head in heads) else None
 
 
 class Resized(Dataset[TokenExample]):

@@ -49,8 +49,13 @@ def build_prompt(processor: Any, question: str, *, with_image: bool = True) -> s
 def encode(
     processor: Any, images: Sequence[Image.Image | Tensor], prompts: Sequence[str]
 ) -> dict[str, Tensor]:
-    """Return the inputs of the host: one image per prompt, rows padded to one length."""
+    """Return the inputs of the host: one image per prompt, rows padded to one length.
+
+    For a LLaVA, several consecutive prompts may share an image; its pixels stand there once.
+    """
     pixels = _prepared(processor, images)
+    if pixels is None and len(images) < len(prompts):
+        pixels = processor.image_processor(list(images), return_tensors="pt")["pixel_values"]
     if pixels is not None:
         text = [_expanded(processor, prompt) for prompt in prompts]
         encoded = tokenize(processor.tokenizer, text, padding=True, return_tensors="pt")
@@ -71,9 +76,9 @@ def _prepared(processor: Any, images: Sequence[Image.Image | Tensor]) -> Tensor 
 
     Same values as from the processor, but images on a GPU stay there.
     """
-    size = getattr(processor.image_processor, "crop_size", None)
-    if type(processor).__name__ != "LlavaProcessor" or size is None:
+    if not has_fixed_grid(processor):
         return None
+    size = processor.image_processor.crop_size
     shape = (3, size["height"], size["width"])
     ready = [i for i in images if isinstance(i, Tensor) and tuple(i.shape) == shape]
     if len(ready) < len(images) or not ready:
@@ -84,6 +89,12 @@ def _prepared(processor: Any, images: Sequence[Image.Image | Tensor]) -> Tensor 
         for values in (processor.image_processor.image_mean, processor.image_processor.image_std)
     )
     return (pixels - mean) / std
+
+
+def has_fixed_grid(processor: Any) -> bool:
+    """Return whether this is the processor of a LLaVA, with equally many tokens for all images."""
+    size = getattr(processor.image_processor, "crop_size", None)
+    return type(processor).__name__ == "LlavaProcessor" and size is not None
 
 
 def _expanded(processor: Any, prompt: str) -> str:

@@ -28,7 +28,7 @@ from eligo.scenes.vlm import (
 )
 from eligo.tokens.config import ScenesDataConfig
 from eligo.tokens.data.examples import IGNORED
-from eligo.tokens.training.batch import HostBatch, Packed
+from eligo.tokens.training.batch import HostBatch, pack
 
 _WORDS = 16  # longest question
 _ANSWER = 3  # longest answer: two words and the end of text
@@ -127,10 +127,7 @@ class SceneSource:
         first_answer = len(head) + num_words + 1
         small = pixel_values(drawn.rgb[scenes])
         is_answer = place >= first_answer
-        packed = None
-        if repeats > 1:
-            packed = _packed(ids[:, -tail:], place[:, -tail:], head, repeats, small)
-        return HostBatch(
+        batch = HostBatch(
             inputs={
                 "input_ids": ids,
                 "attention_mask": (place >= 0).long(),
@@ -142,37 +139,9 @@ class SceneSource:
             tail=tail,
             num_answer=_ANSWER,
             rows_per_image=repeats,
-            packed=packed,
+            head=head,
         )
-
-
-def _packed(ids: Tensor, place: Tensor, head: Tensor, num_rows: int, pixels: Tensor) -> Packed:
-    """Join the last columns of all rows of an image after one `<s> USER: <image>...`."""
-    tail, device = ids.shape[1], ids.device
-    prefix = len(head)
-    real = (place >= prefix).unflatten(0, (-1, num_rows)).flatten(1)  # (images, rows x tail)
-    text = ids.unflatten(0, (-1, num_rows)).flatten(1).masked_fill(~real, PAD)
-    places = place.unflatten(0, (-1, num_rows)).flatten(1).clamp(min=0)
-    images = len(text)
-    row = torch.arange(1, num_rows + 1, device=device).repeat_interleave(tail)
-    row = torch.cat([row.new_zeros(prefix), row])
-    order = torch.arange(len(row), device=device)
-    visible = (order[:, None] >= order) & ((row[:, None] == row) | (row == 0))
-    real = torch.cat([real.new_ones(images, prefix), real], 1)
-    # Padding attends to itself: a softmax over nothing is NaN.
-    mask = (visible & real[:, None]) | torch.eye(len(row), dtype=torch.bool, device=device)
-    answer = torch.arange(tail - _ANSWER - 1, tail - 1, device=device)
-    starts = prefix + tail * torch.arange(num_rows, device=device)
-    return Packed(
-        inputs={
-            "input_ids": torch.cat([head.expand(images, -1), text], 1),
-            "attention_mask": mask[:, None],
-            "position_ids": torch.cat([order[:prefix].expand(images, -1), places], 1),
-            "pixel_values": pixels,
-        },
-        num_rows=num_rows,
-        columns=(starts[:, None] + answer).flatten(),
-    )
+        return pack(batch, PAD)
 
 
 @cache

@@ -17,7 +17,7 @@ from eligo.tokens.hooks.cuda_graphs import select_tokens
 from eligo.tokens.hooks.layout import Layout, take, take_index
 from eligo.tokens.hooks.prompt import Prompt
 from eligo.tokens.hosts import Capture, Host
-from eligo.tokens.reducer import Budget, Need, Reducer, ReducerContext
+from eligo.tokens.reducer import TOWER_ROWS, Budget, Need, Reducer, ReducerContext
 from eligo.tokens.trace import Trace
 
 Kwargs = dict[str, Any]
@@ -143,18 +143,25 @@ class ContextBuilder:
     ) -> ReducerContext:
         """Return tower features, with input embeddings of the words as the question."""
         question = prompt.question(words) if "question" in reducer.needs else (None, None)
-        rows = capture.cls_row
+        projected = None
+        if "question" in reducer.needs:
+            projected = prompt.stack(capture.projected).to(words.device)
         return ReducerContext(
             features=prompt.stack(capture.features).to(words.device),
             mask=prompt.columns >= 0,
             positions=positions,
             grid=prompt.grid,
             question=question[0],
+            projected=projected,
             question_mask=question[1],
-            cls_row=None if rows is None else prompt.stack(rows).to(words.device),
             scene=self._scene_of(prompt, positions),
             padded=len(set(prompt.counts)) > 1,
             question_padded=not prompt.is_all_question,
+            **{
+                need: prompt.stack(rows).to(words.device)
+                for need in TOWER_ROWS
+                if (rows := getattr(capture, need)) is not None
+            },
         )
 
     def for_cut(
@@ -224,7 +231,13 @@ class ContextBuilder:
         recorders()[attention] = record
 
     def record_tower_attention(
-        self, query: Tensor, key: Tensor, mask: Tensor | None, scaling: float, _cap: float | None
+        self,
+        needs: Sequence[Need],
+        query: Tensor,
+        key: Tensor,
+        mask: Tensor | None,
+        scaling: float,
+        _cap: float | None,
     ) -> None:
         """Record the attention row of [CLS], or the mean of all rows, for the next capture."""
         if self.host.has_cls:
@@ -235,4 +248,5 @@ class ContextBuilder:
             rows = attention_of_rows(query, key, mask, scaling, first[:, None])[:, 0, 1:]
         else:
             rows = attention_received(query, key, mask, scaling)
-        self.host.tower_rows.append(rows.flatten() if self.host.mrope else rows)
+        for need in needs:
+            self.host.tower_rows[need].append(rows.flatten() if self.host.mrope else rows)

@@ -19,6 +19,7 @@ from eligo.tokens.hooks.context import ForwardPass, Kwargs, PromptState
 from eligo.tokens.hooks.layout import Layout, arrange, inverse, put, take, take_index, take_last
 from eligo.tokens.hooks.prompt import Prompt, PromptScan, locate_images, scan_prompt
 from eligo.tokens.hosts import Capture
+from eligo.tokens.reducer import TOWER_ROWS
 from eligo.tokens.trace import StageTrace, Stopwatch, Trace
 
 if TYPE_CHECKING:
@@ -113,7 +114,8 @@ class PrefillPatcher:
             )
         capture, stage = self.host.captured(outputs), self.plan.stage1
         needs = () if stage is None else stage.reducer.needs
-        if capture is None or ("cls_row" in needs and capture.cls_row is None):
+        rows = [need for need in TOWER_ROWS if need in needs]
+        if capture is None or any(getattr(capture, need) is None for need in rows):
             raise InputError(
                 "pruning: got image features that were computed outside of this context; expected "
                 "pixel_values, or features computed inside: stage 1 reads the projector's input"

@@ -207,8 +207,9 @@ def _question(
 def locate_images(scan: PromptScan, capture: Capture) -> Prompt:
     """Match the captured images to the placeholders of a batch."""
     batch, length = scan.vision.shape
-    source, rows = _assign(scan.num_vision, capture.num_tokens)
-    counts = [capture.num_tokens[index] for index in source]
+    num_tokens = capture.num_tokens
+    source, rows = _assign(scan.num_vision, num_tokens)
+    counts = [num_tokens[index] for index in source]
     num_words = [length - count for count in scan.num_vision]
     most = max(num_words)
     order = scan.vision.byte().argsort(dim=-1, stable=True)  # words, then placeholders

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Mapping, Set
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -37,7 +38,7 @@ from eligo.tokens.hooks.model_hooks import (
 from eligo.tokens.hooks.prefill import PrefillPatcher, refuse_image
 from eligo.tokens.hosts import Host, host_of
 from eligo.tokens.plan import Plan
-from eligo.tokens.reducer import Budget, Need, Reducer, ReducerContext
+from eligo.tokens.reducer import TOWER_ROWS, Budget, Need, Reducer, ReducerContext
 from eligo.tokens.trace import LatestTrace, Trace
 
 _ROWS: Set[Need] = frozenset({"attention_row", "question_rows"})
@@ -76,7 +77,7 @@ class PruningSession:
             self.host = host = stack.enter_context(hooks_on(self.host, self._host_factory))
             if any(_ROWS & cut.reducer.needs for cut in self.plan.cuts):
                 stack.enter_context(recording(host.text.config, "the language model"))
-            if self._needs_tower_rows:
+            if self._tower_rows():
                 stack.enter_context(recording(host.tower.config, "the vision tower"))
             self._stack = stack.pop_all()
         self.contexts = ContextBuilder(host, self._scene)
@@ -98,9 +99,14 @@ class PruningSession:
         # Break the reference cycle: it would keep tower features until garbage collection.
         del self.prefill
 
-    @property
-    def _needs_tower_rows(self) -> bool:
-        return self.plan.stage1 is not None and "cls_row" in self.plan.stage1.reducer.needs
+    def _tower_rows(self) -> dict[nn.Module, list[Need]]:
+        """Return the rows that stage 1 needs, by the attention in the tower that computes them."""
+        found: dict[nn.Module, list[Need]] = {}
+        needs = () if self.plan.stage1 is None else self.plan.stage1.reducer.needs
+        for need in TOWER_ROWS:
+            if need in needs:
+                found.setdefault(self.host.tower_attention(need), []).append(need)
+        return found
 
     # Implemented by subclasses.
 
@@ -233,12 +239,13 @@ class PruningSession:
     def enter_tower(self) -> None:
         """Prepare a call of the tower, within `generate` or the core."""
         self.host.begin_tower()
-        if self._needs_tower_rows:
-            recorders()[self.host.tower_attention] = self.contexts.record_tower_attention
+        for attention, needs in self._tower_rows().items():
+            recorders()[attention] = partial(self.contexts.record_tower_attention, needs)
 
     def leave_tower(self, output: Any) -> None:
         """Finish a call of the tower; the projector may follow."""
-        recorders().pop(self.host.tower_attention, None)
+        for attention in self._tower_rows():
+            recorders().pop(attention, None)
         self.host.end_tower(output)
 
     def enter_core(

@@ -19,6 +19,7 @@ from transformers.masking_utils import create_masks_for_generate
 
 from eligo.errors import EligoError, InputError
 from eligo.tokens.hooks.attention import attention_of
+from eligo.tokens.reducer import TOWER_ROWS, Need
 
 Positions = Int[Tensor, "..."]
 Offsets = Int[Tensor, "batch 1"]
@@ -39,6 +40,7 @@ class Capture:
     projected: Sequence[Float[Tensor, "_ text_width"]]  # input of the language model
     grids: Sequence[tuple[int, int]]  # rows and columns of tokens
     cls_row: Sequence[Float[Tensor, " _"]] | None = None  # attention over the tokens
+    object_row: Sequence[Float[Tensor, " _"]] | None = None  # the same in a middle layer
     # By layer, then image: what the language model adds to the states after each early layer.
     added: Sequence[Sequence[Float[Tensor, "_ text_width"]]] = ()
 
@@ -53,7 +55,7 @@ class _Call(threading.local):
 
     def __init__(self) -> None:
         self.capture: Capture | None = None
-        self.tower_rows: list[Tensor] = []
+        self.tower_rows: dict[str, list[Tensor]] = {need: [] for need in TOWER_ROWS}
         self.tower_output: Any = None
         self.is_projecting = False
         self.grids: list[tuple[int, int]] = []
@@ -70,6 +72,8 @@ class Host:
     """Position of the first token."""
     mrope: ClassVar[bool] = False
     """Whether positions have several axes."""
+    object_depth: ClassVar[float] = 3 / 8
+    """Depth of the tower layer whose attention shows objects (HiPrune: 9 of CLIP's 24)."""
     reduces_projected: ClassVar[bool] = False
     """Whether stage 1 gets projected features: the projector does not work token by token."""
     budget_unit: ClassVar[str] = "image"
@@ -101,13 +105,14 @@ class Host:
             setattr(output, _CAPTURE, (self._mark, capture))
 
     @property
-    def tower_rows(self) -> list[Tensor]:
-        """Attention rows of the tower's running call in this thread."""
+    def tower_rows(self) -> dict[str, list[Tensor]]:
+        """Attention rows of the tower's running call in this thread, by need."""
         return self._call.tower_rows
 
     def begin_tower(self) -> None:
         """Clear the state of an earlier call of the tower in this thread."""
-        self._call.tower_rows, self._call.tower_output = [], None
+        self._call.tower_rows = {need: [] for need in TOWER_ROWS}
+        self._call.tower_output = None
 
     def end_tower(self, output: Any) -> None:
         """Store the tower's output, which `get_image_features` completes and returns."""
@@ -162,13 +167,21 @@ class Host:
         return getattr(self.config, "vision_feature_select_strategy", None) == "default"
 
     @property
-    def tower_attention(self) -> nn.Module:
-        """The attention of the tower layer that gives the features."""
+    def tower_layers(self) -> nn.ModuleList:
+        """Layers of the tower."""
         encoder = getattr(self.tower, "vision_model", self.tower).encoder
-        if hasattr(encoder, "layers"):  # CLIP, SigLIP
-            return self.feature_layer(encoder.layers).self_attn  # pyright: ignore
-        attention = self.feature_layer(encoder.layer).attention  # DINOv2, ViT
-        return getattr(attention, "attention", attention)  # pyright: ignore
+        return encoder.layers if hasattr(encoder, "layers") else encoder.layer
+
+    def tower_attention(self, need: Need) -> nn.Module:
+        """Return the attention of the layer that gives the features, or of the middle one."""
+        layers = self.tower_layers
+        middle = layers[max(round(self.object_depth * len(layers)) - 1, 0)]
+        layer: Any = self.feature_layer(layers) if need == "cls_row" else middle
+        if hasattr(layer, "self_attn"):  # CLIP, SigLIP
+            return layer.self_attn
+        if hasattr(layer, "attn"):  # Qwen2.5-VL
+            return layer.attn
+        return getattr(layer.attention, "attention", layer.attention)  # DINOv2, ViT, InternVL
 
     def feature_layer(self, layers: nn.ModuleList) -> nn.Module:
         """Return the layer that computes `hidden_states[vision_feature_layer]`, or the last one."""
@@ -252,17 +265,16 @@ class Host:
                 f"{self.family}: got {tuple(output.shape)} from the projector, expected a square "
                 "grid of tokens per image; free aspect ratios are supported in Qwen2.5-VL"
             )
-        rows = self._take_rows()
-        self.capture = Capture(
-            features=list(features),
-            projected=list(output),
-            grids=[(side, side)] * len(output),
-            cls_row=None if rows is None else list(self.rows_to_tokens(rows)),
-        )
+        taken = self._take_rows().items()
+        rows: dict[str, Any] = {need: list(self.rows_to_tokens(values)) for need, values in taken}
+        grids = [(side, side)] * len(output)
+        self.capture = Capture(list(features), list(output), grids, **rows)
 
-    def _take_rows(self) -> Tensor | None:
-        rows, self._call.tower_rows = self._call.tower_rows, []
-        return torch.cat(rows) if rows else None
+    def _take_rows(self) -> dict[str, Tensor]:
+        """Return the recorded rows by need, and forget them."""
+        taken = {need: torch.cat(rows) for need, rows in self._call.tower_rows.items() if rows}
+        self._call.tower_rows = {need: [] for need in TOWER_ROWS}
+        return taken
 
     def rows_to_tokens(self, rows: Patches) -> TokenValues:
         """Convert attention over patches (without [CLS]) to attention over tokens."""

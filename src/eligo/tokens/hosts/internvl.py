@@ -1,7 +1,5 @@
 """InternVL: a tower, pixel shuffle, an MLP projector, a language model; images are tiled."""
 
-from torch import nn
-
 from eligo.tokens.hosts.base import Host, Patches, TokenValues
 
 
@@ -21,11 +19,6 @@ class InternVL(Host):
     def supply(self) -> int | None:
         """Tokens of a tile."""
         return int(self.patches_per_side * self.config.downsample_ratio) ** 2
-
-    @property
-    def tower_attention(self) -> nn.Module:
-        """The attention of the layer that gives the features."""
-        return self.feature_layer(self.tower.encoder.layer).attention  # pyright: ignore
 
     def rows_to_tokens(self, rows: Patches) -> TokenValues:
         """Shuffle like the features, then average the patches of a token."""

@@ -41,10 +41,11 @@ class LlavaNext(Host):
             grids += [(side, side), (rows, rest // rows)]
             lengths += [side**2, rest]
         features = torch.cat(list(outputs.pooler_output)).split(lengths)
-        rows = self._take_rows()
-        if rows is not None:
-            rows = torch.cat(self.pack(rows.split(counts), 0.0, given)).split(lengths)
-        self.capture = Capture(features, features, grids, rows)
+        attention: dict[str, Any] = {
+            need: torch.cat(self.pack(values.split(counts), 0.0, given)).split(lengths)
+            for need, values in self._take_rows().items()
+        }
+        self.capture = Capture(features, features, grids, **attention)
 
     def num_tiles(self, given: Mapping[str, Any]) -> list[int]:
         """Return the tiles of each image, with its overview."""

@@ -21,9 +21,9 @@ class Pixtral(Host):
         return 1
 
     @property
-    def tower_attention(self) -> nn.Module:
-        """The attention of the layer that gives the features."""
-        return self.feature_layer(self.tower.transformer.layers).attention  # pyright: ignore
+    def tower_layers(self) -> nn.ModuleList:
+        """Layers of the tower."""
+        return self.tower.transformer.layers
 
     def hooks(self) -> list[Any]:
         """Hook the tower, which gets the sizes of the images, and the projector."""
@@ -49,13 +49,12 @@ class Pixtral(Host):
         grids = [(height // merge, width // merge) for height, width in patches]
         lengths = [height * width for height, width in grids]
         features = output.reshape(-1, output.shape[-1]).split(lengths)
-        rows = self._take_rows()
-        self.capture = Capture(features, features, grids, self._by_token(rows, patches))
+        taken = self._take_rows().items()
+        rows: dict[str, Any] = {need: self._by_token(values, patches) for need, values in taken}
+        self.capture = Capture(features, features, grids, **rows)
 
-    def _by_token(self, rows: Tensor | None, patches: list[tuple[int, int]]) -> list[Tensor] | None:
+    def _by_token(self, rows: Tensor, patches: list[tuple[int, int]]) -> list[Tensor]:
         """Return attention received per image; `rows` are means over the queries of all images."""
-        if rows is None:
-            return None
         rows = rows.flatten() * rows.numel()
         counts = [height * width for height, width in patches]
         return [

@@ -18,12 +18,13 @@ class Qwen2VL(Host):
     reduces_projected = True
     tower_name = "visual"
     mrope = True
+    object_depth = 1 / 2
     image_inputs = ("pixel_values", "image_grid_thw")
 
     @property
-    def tower_attention(self) -> nn.Module:
-        """The attention of the last block, which is global in the released models."""
-        return self.tower.blocks[-1].attn
+    def tower_layers(self) -> nn.ModuleList:
+        """Blocks; attention is global in the last and the middle one of the released models."""
+        return self.tower.blocks
 
     def hooks(self) -> list[Any]:
         """Hook the tower, whose output is already projected."""
@@ -37,11 +38,12 @@ class Qwen2VL(Host):
         grids = [(t * h // merge, w // merge) for t, h, w in grid.tolist()]
         lengths = [rows * columns for rows, columns in grids]
         features = output.pooler_output.split(lengths)
-        rows = self._take_rows()
-        if rows is not None:
-            rows = self.in_raster_order(rows.reshape(-1, merge**2).mean(-1), grid).split(lengths)
+        rows: dict[str, Any] = {
+            need: self.in_raster_order(values.reshape(-1, merge**2).mean(-1), grid).split(lengths)
+            for need, values in self._take_rows().items()
+        }
         added = [layer.split(lengths) for layer in self.added_features(output)]
-        self.capture = Capture(features, features, grids, rows, added)
+        self.capture = Capture(features, features, grids, added=added, **rows)
 
     def added_features(self, _output: Any) -> Sequence[Float[Tensor, "tokens text_width"]]:
         """Return the features that the language model adds after its first layers."""

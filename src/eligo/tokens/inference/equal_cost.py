@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from eligo.tokens.cost.plan_cost import plan_cost
 from eligo.tokens.cost.shapes import HostShape
-from eligo.tokens.methods import Method, proposals
+from eligo.tokens.methods import METHODS, Method, proposals
 from eligo.tokens.plan import Cut, Plan, Stage1
 
 CLOSE = 0.01
@@ -122,8 +122,8 @@ def _arrangements(name: str, num_layers: int) -> Iterator[Arrangement]:
     """Yield the default setting at all layers, then the next setting; each once."""
     yielded = set()
     settings = proposals(name, 64)
-    if name == "cdpruner":  # with [CLS] attention it also works before the language model
-        before = [method.replace({"relevance": "cls_row"}) for method in settings]
+    if options := METHODS[name].before:
+        before = [method.replace(dict(options)) for method in settings]
         settings = [method for pair in zip(before, settings, strict=True) for method in pair]
     for method in settings:
         for layers in _places(method, num_layers):
@@ -134,9 +134,12 @@ def _arrangements(name: str, num_layers: int) -> Iterator[Arrangement]:
 
 
 def _places(method: Method, num_layers: int) -> list[tuple[int, ...]]:
+    cuts = [(layer,) for layer in _FIRST_CUTS if layer < num_layers]
     if "before" in method.where:
-        return [()]
+        # States know more of the question than embeddings do, but cost the layers before the cut.
+        inside = "question" in method.needs and "inside" in method.where
+        return [(), *cuts] if inside else [()]
     if method.name == "pyramiddrop":
         depths = [[max(1, round(depth * num_layers)) for depth in depths] for depths in _PYRAMIDS]
         return [tuple(layers) for layers in depths if len(set(layers)) == len(layers)]
-    return [(layer,) for layer in _FIRST_CUTS if layer < num_layers]
+    return cuts

@@ -5,10 +5,10 @@ from the tokens that were kept, question by question, and include the selector.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,13 +20,13 @@ from eligo.scenes.blind import fit_blind
 from eligo.tokens.cost.flops import Schedule
 from eligo.tokens.cost.plan_cost import mean_cost, trace_schedules
 from eligo.tokens.cost.shapes import HostShape
-from eligo.tokens.data.examples import Collator, SceneExamples, TokenBatch
+from eligo.tokens.data.examples import Collator, SceneExamples, TokenBatch, TokenExample
 from eligo.tokens.hooks.pruning import pruning
 from eligo.tokens.inference.load import floats_of
 from eligo.tokens.inference.resolve import move_plan
 from eligo.tokens.plan import Plan
 from eligo.tokens.trace import Stopwatch
-from eligo.train.data import Examples, default_workers
+from eligo.train.data import Examples, ordered_batches
 from eligo.vqa import vqa_accuracy
 
 WHOLE, BLIND = "none", "blind"
@@ -111,11 +111,12 @@ def answer_questions(
         by_plan.update({name: [] for name in plans})
     shape = HostShape.of(model) if with_cost else None
     schedules: dict[str, Counter[Schedule]] = {name: Counter() for name in plans}
-    for first in range(0, len(examples), batch_size):
-        last = min(first + batch_size, len(examples))
-        rows = _rows(examples, range(first, last))
-        answers.questions += [Question(r.id, r.family, r.question, r.answer) for r in rows]
-        batch = collator(rows).to(device)
+    # Scenes are drawn here, on their device; files are read ahead, while the model answers.
+    workers = 0 if isinstance(examples, SceneExamples) else None
+    collate = partial(_collate, collator)
+    for rows, batch in ordered_batches(examples, batch_size, num_workers=workers, collate=collate):
+        answers.questions += [question for question, _ in rows]
+        batch = batch.to(device)
         context.look(batch.inputs["input_ids"].shape[1])
         padded = batch.inputs["attention_mask"].cpu()
         for name, plan in plans.items():
@@ -129,11 +130,11 @@ def answer_questions(
             answers.text[name] += texts
             answers.seconds[name].append(watch.milliseconds / 1000 / len(rows))
             answers.accuracy[name] += [
-                vqa_accuracy(text, row.answers) for text, row in zip(texts, rows, strict=True)
+                vqa_accuracy(text, right) for text, (_, right) in zip(texts, rows, strict=True)
             ]
             if shape is not None and trace is not None:
                 schedules[name].update(trace_schedules(trace, shape.num_layers, padded))
-        on_progress(last)
+        on_progress(len(answers.questions))
     if shape is not None:
         answers.cost = {
             name: mean_cost(shape, plan, schedules[name])
@@ -143,11 +144,12 @@ def answer_questions(
     return answers
 
 
-def _rows(examples: Any, indices: range) -> list[Any]:
-    if hasattr(examples, "__getitems__"):
-        return examples.__getitems__(indices)
-    with ThreadPoolExecutor(max(1, default_workers())) as threads:  # decoders run in parallel
-        return list(threads.map(examples.__getitem__, indices))
+def _collate(
+    collator: Collator, examples: Sequence[TokenExample]
+) -> tuple[list[tuple[Question, tuple[str, ...]]], TokenBatch]:
+    """Return the questions with all right answers, and their batch, without the images."""
+    rows = [(Question(r.id, r.family, r.question, r.answer), r.answers) for r in examples]
+    return rows, replace(collator(examples, share_images=True), examples=())
 
 
 def generate_answers(

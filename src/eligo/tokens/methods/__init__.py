@@ -11,29 +11,38 @@ from eligo.config.yaml import parse_value
 from eligo.errors import InputError
 from eligo.tokens.methods.base import Method
 from eligo.tokens.methods.cdpruner import CDPruner
+from eligo.tokens.methods.dart import DART
 from eligo.tokens.methods.divprune import DivPrune
 from eligo.tokens.methods.fastv import FastV
 from eligo.tokens.methods.grid import GridPooling, UniformGrid
+from eligo.tokens.methods.hiprune import HiPrune
+from eligo.tokens.methods.holov import HoloV
 from eligo.tokens.methods.keep_all import KeepAll
+from eligo.tokens.methods.mmr import MMR
+from eligo.tokens.methods.mmtok import MMTok
 from eligo.tokens.methods.oracle import Oracle
+from eligo.tokens.methods.prumerge import PruMerge
 from eligo.tokens.methods.pyramiddrop import PyramidDrop
 from eligo.tokens.methods.random import RandomTokens
 from eligo.tokens.methods.sparsevlm import SparseVLM
 from eligo.tokens.methods.tome import ToMe
 from eligo.tokens.methods.visionzip import VisionZip
+from eligo.tokens.methods.vispruner import VisPruner
 from eligo.train.rng import mix
 
 METHODS: Mapping[str, type[Method]] = MappingProxyType({
     "none": KeepAll, "random": RandomTokens, "uniform": UniformGrid, "pool": GridPooling,
     "tome": ToMe, "fastv": FastV, "pyramiddrop": PyramidDrop, "visionzip": VisionZip,
-    "divprune": DivPrune, "cdpruner": CDPruner, "sparsevlm": SparseVLM, "oracle": Oracle,
+    "hiprune": HiPrune, "vispruner": VisPruner, "holov": HoloV, "prumerge": PruMerge,
+    "divprune": DivPrune, "dart": DART, "mmtok": MMTok, "cdpruner": CDPruner, "mmr": MMR,
+    "sparsevlm": SparseVLM, "oracle": Oracle,
 })  # fmt: skip
 """In the order in which tables show them."""
 
 __all__ = [
-    "METHODS", "CDPruner", "DivPrune", "FastV", "GridPooling", "KeepAll", "Method",
-    "Oracle", "PyramidDrop", "RandomTokens", "SparseVLM", "ToMe", "UniformGrid", "VisionZip",
-    "build", "proposals", "read_method",
+    "DART", "METHODS", "MMR", "CDPruner", "DivPrune", "FastV", "GridPooling", "HiPrune", "HoloV",
+    "KeepAll", "MMTok", "Method", "Oracle", "PruMerge", "PyramidDrop", "RandomTokens", "SparseVLM",
+    "ToMe", "UniformGrid", "VisPruner", "VisionZip", "build", "proposals", "read_method",
 ]  # fmt: skip
 
 

@@ -42,6 +42,8 @@ class Method(Config):
     """Optional fields of the context that it reads."""
     space: ClassVar[Space] = {}
     """Options to tune; `proposals` draws from the product of the values."""
+    before: ClassVar[Mapping[str, Any]] = {}
+    """Options with which a method that works inside the language model also works before it."""
 
     name: Any
     """Each method narrows this to its own literal, the discriminator in YAML."""
@@ -124,10 +126,10 @@ def sizes_of(context: ReducerContext) -> TokenValues:
     return context.sizes.float().masked_fill(~context.mask, 0.0)
 
 
-def unit_features(context: ReducerContext) -> Features:
-    """Return float32 features of length 1; zeros in padding."""
-    features = context.features.float().masked_fill(~context.mask.unsqueeze(-1), 0.0)
-    return F.normalize(features, dim=-1)
+def unit_features(context: ReducerContext, features: Features | None = None) -> Features:
+    """Return float32 features (default: those of the context) of length 1; zeros in padding."""
+    features = context.features if features is None else features
+    return F.normalize(features.float().masked_fill(~context.mask.unsqueeze(-1), 0.0), dim=-1)
 
 
 def similarities(context: ReducerContext) -> Float[Tensor, "images tokens tokens"]:
@@ -145,22 +147,40 @@ def question_similarities(
 ) -> tuple[Float[Tensor, "images words tokens"], Bool[Tensor, "images words"]]:
     """Return cosines of words and tokens, and the mask of real words.
 
-    They are comparable only inside the language model: tower features and input embeddings do not
-    share a space, even if they have the same width.
+    They are compared in the space of the language model: projected tokens before it, states inside
+    it. Tower features and input embeddings do not share a space, even if they have the same width.
     """
     question, mask = context.question, context.question_mask
+    tokens = context.features if context.projected is None else context.projected
     assert question is not None  # checked by `select`
     if mask is None:
         mask = torch.ones(question.shape[:-1], dtype=torch.bool, device=question.device)
-    if question.shape[-1] != context.features.shape[-1]:
+    if question.shape[-1] != tokens.shape[-1]:
         raise InputError(
             f"{method}: got a question of width {question.shape[-1]} and features of width "
-            f"{context.features.shape[-1]}; expected use inside the language model"
+            f"{tokens.shape[-1]}; expected projected tokens, or use inside the language model"
         )
     if values_are_free(mask, context.mask) and bool((context.mask.any(-1) & ~mask.any(-1)).any()):
         raise InputError(f"{method}: got an image whose question has no word; expected one or more")
     words = F.normalize(question.float().masked_fill(~mask.unsqueeze(-1), 0.0), dim=-1)
-    return words @ unit_features(context).transpose(-1, -2), mask
+    return words @ unit_features(context, tokens).transpose(-1, -2), mask
+
+
+def scaled(values: TokenValues, context: ReducerContext) -> TokenValues:
+    """Scale the real values of each row to [0, 1]; all 1 if they are equal."""
+    if values.shape[-1] == 0:
+        return values
+    low = torch.where(context.mask, values, torch.inf).amin(-1, keepdim=True)
+    high = torch.where(context.mask, values, -torch.inf).amax(-1, keepdim=True)
+    spread = high - low
+    return torch.where(spread > 0, (values - low) / spread, 1.0).masked_fill(~context.mask, 0.0)
+
+
+def joined(*parts: Int[Tensor, "images _"], width: int) -> Int[Tensor, "images kept"]:
+    """Join picks, of which none repeats, into `width` columns without gaps; -1 pads the end."""
+    picks = torch.cat(parts, -1)
+    order = ops.align_left(picks >= 0, width)
+    return torch.where(order < 0, -1, ops.gather(picks, order))
 
 
 def fold_flops(num_tokens: int, width: int, budget: int) -> float:

@@ -7,16 +7,21 @@ inside it, and as relevance the mean cosine with the question's words or an atte
 exponent weighs relevance against diversity.
 """
 
-from collections.abc import Set
-from typing import ClassVar, Literal
+from collections.abc import Mapping, Set
+from typing import Any, ClassVar, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from eligo import ops
 from eligo.selection import Selection
-from eligo.tokens.methods.base import Method, Space, question_similarities, row_flops, similarities
+from eligo.tokens.methods.base import (
+    Method,
+    Space,
+    question_similarities,
+    row_flops,
+    scaled,
+    similarities,
+)
 from eligo.tokens.reducer import Budget, Need, ReducerContext, TokenValues, Where
 
 
@@ -29,6 +34,7 @@ class CDPruner(Method):
         "relevance": ["question", "attention_row"],
         "relevance_weight": [0.1, 0.25, 0.5, 1.0, 2.0, 4.0],
     }
+    before: ClassVar[Mapping[str, Any]] = {"relevance": "cls_row"}
 
     name: Literal["cdpruner"] = "cdpruner"
     relevance: Literal["question", "attention_row", "cls_row"] = "question"
@@ -49,7 +55,7 @@ class CDPruner(Method):
 
     def keep(self, context: ReducerContext, budget: Budget, width: int) -> Selection:
         """Select in greedy order; the score is the diagonal of the kernel."""
-        quality = _scaled(self._relevance(context), context) ** self.relevance_weight
+        quality = scaled(self._relevance(context), context) ** self.relevance_weight
         quality = quality.masked_fill(~context.mask, 0.0)
         kernel = quality.unsqueeze(-1) * similarities(context) * quality.unsqueeze(-2)
         indices = ops.greedy_dpp(kernel, budget, context.mask, width=width)
@@ -69,13 +75,3 @@ class CDPruner(Method):
         if self.relevance == "question":
             return ops.masked_mean(*question_similarities(self.name, context))
         return getattr(context, self.relevance).float()
-
-
-def _scaled(values: Tensor, context: ReducerContext) -> Tensor:
-    """Scale the real values of each row to [0, 1]; all 1 if they are equal."""
-    if values.shape[-1] == 0:
-        return values
-    low = torch.where(context.mask, values, torch.inf).amin(-1, keepdim=True)
-    high = torch.where(context.mask, values, -torch.inf).amax(-1, keepdim=True)
-    spread = high - low
-    return torch.where(spread > 0, (values - low) / spread, 1.0).masked_fill(~context.mask, 0.0)

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from eligo.errors import InputError, MissingExtraError
 from eligo.images import upright_size, warn_shared_images
@@ -23,12 +23,12 @@ from eligo.io.files import write_text, writing_folder
 from eligo.io.reading import read_object, reading
 from eligo.tokens.config import FinetuneConfig, LoraSettings
 from eligo.tokens.data.conversations import CAPTION, Conversations, PackedBatch, read_photos
-from eligo.tokens.data.examples import IGNORED
 from eligo.tokens.hosts import host_of
 from eligo.tokens.inference.load import load_host
+from eligo.tokens.training.compiled import CompiledLayers
 from eligo.train import OptimizerSpec, Progress, StepOutput, Task, epoch_batches, seed_everything
 from eligo.train.check import DataCheck
-from eligo.train.data import steps_per_epoch, worker_count
+from eligo.train.data import ordered_batches, steps_per_epoch, worker_count
 from eligo.train.weights import load_weights, save_weights
 
 logger = logging.getLogger("eligo.tokens")
@@ -65,6 +65,8 @@ class FinetuneTask(Task):
             "projector": OptimizerSpec(config.optim.projector, ("projector",)),
             "adapter": OptimizerSpec(config.optim.adapter, ("adapter",)),
         }
+        trained = [p for part in self.modules.values() for p in part.parameters()]
+        self.compiled = CompiledLayers(self.host.layers, trained)
         self.features: dict[str, Float[Tensor, "photos tokens width"]] = {}
         self.cached = self._cache_bytes() <= config.data.cache_gb * 1e9
         self.training, self.validation = (
@@ -122,19 +124,20 @@ class FinetuneTask(Task):
     ) -> Iterator[PackedBatch]:
         """Yield the photos of this process."""
         train = self.settings.train
+        workers = worker_count(self.settings.data.num_workers)
         loader = epoch_batches(
             self.training, train.batch_size, train.seed, start_step, rank, world_size,
-            num_workers=0 if self.cached else self.settings.data.num_workers,
-            collate=self.training.collate,
+            num_workers=min(1, workers) if self.cached else workers,
+            collate=self.training.collate, pin_memory=device.type == "cuda",
         )  # fmt: skip
         for batch in loader:
             yield batch.to(device)
 
     @torch.no_grad()
     def _run_tower(self, photos: Conversations) -> Float[Tensor, "photos tokens width"]:
-        workers = worker_count(self.settings.data.num_workers)
-        loader = DataLoader(_Pixels(photos), batch_size=_TOWER_BATCH, num_workers=workers)
-        return torch.cat([self._tower(pixels) for pixels in loader])
+        workers = self.settings.data.num_workers
+        batches = ordered_batches(_Pixels(photos), _TOWER_BATCH, num_workers=workers)
+        return torch.cat([self._tower(pixels) for pixels in batches])
 
     @torch.no_grad()
     def _tower(self, pixels: Tensor) -> Float[Tensor, "photos tokens width"]:
@@ -162,13 +165,22 @@ class FinetuneTask(Task):
         )
         return output.last_hidden_state
 
+    def _logits(
+        self, batch: PackedBatch, split: str
+    ) -> tuple[Float[Tensor, "learned vocabulary"], Int64[Tensor, " learned"]]:
+        """Return the predictions where there is a label, and the labels."""
+        hidden = self._hidden(batch, split).flatten(0, 1)[batch.learned]
+        logits = self.model.lm_head(hidden)  # pyright: ignore[reportCallIssue]
+        return logits.float(), batch.labels.flatten()[batch.learned]
+
+    def _loss(self, batch: PackedBatch) -> Float[Tensor, ""]:
+        return F.cross_entropy(*self._logits(batch, "training"))
+
     def step(self, batch: PackedBatch, progress: Progress) -> StepOutput:  # noqa: ARG002
         """Return the cross-entropy of the answer tokens."""
-        hidden = self._hidden(batch, "training")
-        learned = batch.labels != IGNORED
-        logits = self.model.lm_head(hidden[learned])  # pyright: ignore[reportCallIssue]
-        loss = F.cross_entropy(logits.float(), batch.labels[learned])
-        return StepOutput({"answer": loss}, weight=learned.sum().float())
+        if self.settings.compile:
+            self.compiled.begin(lambda: self._loss(batch))
+        return StepOutput({"answer": self._loss(batch)}, weight=float(len(batch.learned)))
 
     def evaluate(self) -> Mapping[str, float]:
         """Return loss and accuracy of the validation questions: all tokens the most likely ones."""
@@ -179,13 +191,11 @@ class FinetuneTask(Task):
         for first in range(0, len(self.held_out), size):
             rows = range(first, min(first + size, len(self.held_out)))
             batch = self.validation.collate([self.validation[row] for row in rows]).to(device)
-            hidden = self._hidden(batch, "validation")
-            learned = batch.labels != IGNORED
-            logits = self.model.lm_head(hidden[learned]).float()  # pyright: ignore
-            labels = batch.labels[learned]
+            with self.compiled.skipped():
+                logits, labels = self._logits(batch, "validation")
             losses.append(F.cross_entropy(logits, labels, reduction="none").cpu())
-            photo, column = learned.nonzero().unbind(1)
-            turn = batch.turn[photo, column]
+            photo = batch.learned // batch.labels.shape[1]
+            turn = batch.turn.flatten()[batch.learned]
             wrong = (logits.argmax(-1) != labels).cpu()
             place = torch.stack([photo, turn], 1).cpu()
             missed = {tuple(pair) for pair in place[wrong].tolist()}
@@ -206,6 +216,7 @@ class FinetuneTask(Task):
 
     def merge(self) -> nn.Module:
         """Merge the adapter into the language model; return the whole model."""
+        self.compiled.undo()
         model = self.model.cpu().float()  # first: the sum is rounded once, when it is saved
         merge_adapter(self.host.text)
         return model

@@ -58,14 +58,25 @@ def observe(
 
 
 @contextmanager
-def record_attention(host: Any, batch: HostBatch) -> Iterator[list[Tensor]]:
+def record_attention(
+    host: Any, batch: HostBatch, packed: Packed | None = None
+) -> Iterator[list[Tensor]]:
     """Inside, a pass of the unpruned model appends the attention to the vision tokens of each row.
 
     That of the last prompt token, averaged over heads and the middle third of the layers: early
-    layers attend to positions, late ones to the text.
+    layers attend to positions, late ones to the text. The pass is one of the rows, or of their
+    packed form.
     """
-    is_image = batch.inputs["input_ids"] == host.image_token_id
-    first_label = (batch.labels != IGNORED).int().argmax(-1, keepdim=True)
+    inputs = batch.inputs if packed is None else packed.inputs
+    is_image = inputs["input_ids"] == host.image_token_id
+    order = is_image.int().argsort(dim=-1, descending=True, stable=True)
+    columns = order[:, None, : host.supply]
+    learned, length = batch.labels != IGNORED, batch.labels.shape[1]
+    first_label = learned.int().argmax(-1, keepdim=True)
+    last_prompt = torch.where(learned.any(-1, keepdim=True), first_label, length) - 1
+    if packed is not None:
+        in_tail = last_prompt - (length - batch.tail)
+        last_prompt = packed.starts + in_tail.view(-1, packed.num_rows)
     count = len(host.layers)
     middle = host.layers[count // 3 : max(count // 3 + 1, 2 * count // 3)]
     rows: list[Tensor] = []
@@ -74,9 +85,10 @@ def record_attention(host: Any, batch: HostBatch) -> Iterator[list[Tensor]]:
     def record(
         query: Tensor, key: Tensor, mask: Tensor | None, scaling: float, cap: float | None
     ) -> None:
-        rows.append(attention_of_rows(query, key, mask, scaling, first_label - 1, cap)[:, 0])
+        rows.append(attention_of_rows(query, key, mask, scaling, last_prompt, cap))
         if len(rows) == len(middle):
-            mean = torch.stack(rows).mean(0)[is_image].view(len(is_image), -1)
+            mean = torch.stack(rows).mean(0)
+            mean = mean.gather(-1, columns.expand(-1, mean.shape[1], -1)).flatten(0, 1)
             found.append(mean / mean.sum(-1, keepdim=True))
 
     with recording(host.text.config, "the language model"):

@@ -23,7 +23,7 @@ from eligo.io.files import write_text
 from eligo.pretrained.chat import ContextWatch
 from eligo.tokens.config import ScenesDataConfig, TokensTrainConfig
 from eligo.tokens.data.examples import SceneExamples
-from eligo.tokens.data.file_source import FileSource, Resized, read_examples
+from eligo.tokens.data.file_source import FileSource, Resized, can_share_images, read_examples
 from eligo.tokens.data.scene_source import SceneSource, reads_scenes
 from eligo.tokens.hooks.masking import masking
 from eligo.tokens.hosts import host_of
@@ -171,6 +171,11 @@ class TokensTask(Task):
             for name in data.model_fields_set & {"questions_per_image", "weights"}:
                 if getattr(data, name) != type(data).model_fields[name].default:
                     unused[f"data.{name}"] = "only hosts with the vocabulary of the scenes use it"
+        elif (
+            isinstance(self.source, FileSource)
+            and data.questions_per_image > self.source.questions_per_image
+        ):
+            unused["data.questions_per_image"] = "only a LLaVA shares images between questions"
         if merger is not None and merger.budget and merger.ratio and self.host.supply is None:
             unused["merger.budget"] = (
                 "the number of tokens depends on the image; merger.ratio sets it"
@@ -218,18 +223,18 @@ class TokensTask(Task):
 
     def observe_whole(self, batch: HostBatch) -> Observed:
         """Run the unpruned model."""
-        if self.weights["attention"] > 0:
-            shared = shared_images(self.host.tower, batch.rows_per_image)
-            recorded = objective.record_attention(self.host, batch)
-            with torch.no_grad(), shared, recorded as attention:
-                whole = observe(self.model, self.watched, batch, nullcontext())
-            return replace(whole, attention=attention[0])
         # Packed rows are cheaper, but round differently: a discriminator could recognise them.
-        if batch.packed is not None and self.discriminator is None:
-            with torch.no_grad():
-                return objective.observe_packed(self.model, self.watched, batch, batch.packed)
-        with torch.no_grad(), shared_images(self.host.tower, batch.rows_per_image):
-            return observe(self.model, self.watched, batch, nullcontext())
+        packed = batch.packed if self.discriminator is None else None
+        recorded = nullcontext([None])
+        if self.weights["attention"] > 0:
+            recorded = objective.record_attention(self.host, batch, packed)
+        with torch.no_grad(), recorded as attention:
+            if packed is not None:
+                whole = objective.observe_packed(self.model, self.watched, batch, packed)
+            else:
+                with shared_images(self.host.tower, batch.rows_per_image):
+                    whole = observe(self.model, self.watched, batch, nullcontext())
+        return replace(whole, attention=attention[0])
 
     def observe_pruned(
         self, batch: HostBatch, relaxation: Relaxation, plan: Plan | None = None
@@ -347,8 +352,14 @@ def open_source(
         area = data.max_vision_tokens * (images.patch_size * images.merge_size) ** 2
     if longest or area:
         train, validation = (Resized(part, longest, area) for part in (train, validation))
-    options = {"instruction": data.instruction, "num_workers": data.num_workers}
-    return FileSource(train, validation, processor, **options)
+    return FileSource(
+        train,
+        validation,
+        processor,
+        instruction=data.instruction,
+        questions_per_image=data.questions_per_image if can_share_images(processor, train) else 1,
+        num_workers=data.num_workers,
+    )
 
 
 def _takes_any_size(processor: Any, key: str) -> bool:

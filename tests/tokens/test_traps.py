@@ -145,15 +145,16 @@ def test_question_mask_differs_by_row() -> None:
     assert torch.equal(changed[1], base[1])
 
 
+@pytest.mark.parametrize("family", ["llava", "qwen3_vl", "gemma3", "llava_next"])
 @pytest.mark.parametrize("form", ["pruning", "masking"])
-def test_gradient_checkpointing_runs_hooks_again(form: str) -> None:
+def test_gradient_checkpointing_runs_hooks_again(form: str, family: str) -> None:
     gradients, traces = [], []
     for checkpointed in (False, True):
-        host = build("llava")
+        host = build(family)
         host.model.train()
         if checkpointed:
             host.model.gradient_checkpointing_enable({"use_reentrant": False})
-        inputs = host.batch(rows_of("ragged", "llava"))
+        inputs = host.batch(rows_of("ragged", family))
         context = pruning if form == "pruning" else masking
         with context(host.model, make_plan("both")) as trace:
             host.model(**inputs, use_cache=False).logits.square().mean().backward()

@@ -42,6 +42,8 @@ class PromptState:
     counts: Sequence[Sequence[int]]  # tokens after each stage of the plan, per image
     trace: Trace
     offsets: Int[Tensor, "batch 1"] | None = None  # of the positions of later text
+    # By layer: what the host adds to the vision tokens that entered the language model.
+    added: Sequence[Float[Tensor, "images tokens dim"]] = ()
     layouts: dict[int, Layout] = field(default_factory=dict)  # by layer, as far as layers have run
     cuts: dict[int, Any] = field(default_factory=dict)  # result of each cut, by layer
     last_word_rows: dict[int, Tensor] = field(default_factory=dict)  # its attention, by layer

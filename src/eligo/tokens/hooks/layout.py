@@ -36,7 +36,6 @@ class Layout:
     counts: Sequence[int]  # tokens per image; known without a device sync
     lengths: Sequence[int]  # columns per row; known without a device sync
     bias: Float[Tensor, "batch width"] | None = None  # of the attention logits of these keys
-    added: Sequence[Float[Tensor, "images tokens dim"]] = ()  # what early layers add, by layer
 
     @property
     def batch(self) -> int:
@@ -86,7 +85,6 @@ class Layout:
             words=self.words.repeat_interleave(times, 0),
             lengths=[length for length in self.lengths for _ in range(times)],
             bias=None if self.bias is None else self.bias.repeat_interleave(times, 0),
-            added=(),
         )
 
 

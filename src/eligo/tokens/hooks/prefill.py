@@ -183,13 +183,12 @@ class PrefillPatcher:
             counts=counts,
             lengths=lengths,
             bias=key_bias,
-            added=added,
         )
         vision = row_index.by_row(vision.to(words.device, words.dtype))
         embeds = take(torch.cat([words, vision], dim=1), order, ragged=False)
         if base.ragged:
             embeds = embeds.masked_fill((kept < 0).unsqueeze(-1), 0)
-        return PromptState(prompt, kept, base, stage_counts, trace), embeds
+        return PromptState(prompt, kept, base, stage_counts, trace, added=added), embeds
 
     def _embed_words(self, prompt: Prompt) -> Tensor:
         ragged = prompt.ragged_words

@@ -176,7 +176,6 @@ class TokenRemoval(PruningSession):
             counts=counts,
             lengths=lengths,
             bias=bias,
-            added=[selection.fold(features.to(hidden.device)) for features in before.added],
         )
         state.trace.stages.append(StageTrace(layer, reducer.name, selection, positions, watch))
         return move, selection if selection.assignment is not None else None, layout

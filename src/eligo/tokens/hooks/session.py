@@ -297,10 +297,15 @@ class PruningSession:
 
     def _with_added(self, layer: int, state: PromptState, hidden: Tensor) -> Tensor:
         """Return the output of a layer with what the host adds to it (DeepStack)."""
-        layout = state.layout_of(layer)
-        if not 0 <= layer < len(layout.added):
+        if not 0 <= layer < len(state.added):
             return hidden
-        added = layout.added[layer].to(hidden.device, hidden.dtype)
+        layout = state.layout_of(layer)
+        added = state.added[layer].to(hidden.device, hidden.dtype)
+        if layout is not state.base:
+            # Repeated in every run: a checkpointed layer must do the same in backward.
+            for stage in state.trace.stages:
+                if 0 < stage.layer <= layer:
+                    added = stage.selection.to(hidden.device).fold(added)
         images, rows = layout.images.to(hidden.device), state.prompt.rows.to(hidden.device)
         return hidden + put(torch.zeros_like(hidden), added, images, rows)
 

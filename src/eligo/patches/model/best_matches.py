@@ -47,7 +47,9 @@ class _BestMatches(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_word: Tensor, d_patch: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, d_word: Tensor, d_patch: Tensor
+    ) -> tuple[Tensor, Tensor, None]:
         patches, words, word, patch = ctx.saved_tensors
         cosines = patches.new_zeros(*patches.shape[:2], *words.shape[:2])
         cosines.scatter_(3, word.unsqueeze(3), d_patch.unsqueeze(3).to(cosines.dtype))

@@ -18,20 +18,22 @@ from transformers import LlavaForConditionalGeneration
 
 IMAGE = "image"
 """A segment of a row of `batch`: an image. A number is so many words."""
-FAMILIES = tuple(BUILDERS)
-STYLES = {
-    "grid": ("qwen", "qwen2_vl", "glm4v", "qwen3_vl"),
-    "nested": ("smolvlm", "idefics3"),
-    "tiles": ("llava_next", "llava_onevision"),
-    "sizes": ("pixtral", "mistral3"),
-}
-"""How images are passed; the others take one picture of fixed size per image."""
 ENCODES_FIRST = (
     "mm_encoder_outputs" in inspect.signature(LlavaForConditionalGeneration.forward).parameters
 )
 """Newer transformers. Older ones repeat pixels for beams, several images of a row in the wrong
 order (not in Qwen2.5-VL, which counts images by the token that starts each), and in PaliGemma
 without a cache count generated tokens to the prefix; pruned or not."""
+NEWER_ONLY = ("qwen3_vl", "gemma3")
+"""Families that are refused with older transformers."""
+FAMILIES = tuple(name for name in BUILDERS if ENCODES_FIRST or name not in NEWER_ONLY)
+STYLES = {
+    "grid": ("qwen", "qwen2_vl", "glm4v", *(("qwen3_vl",) if ENCODES_FIRST else ())),
+    "nested": ("smolvlm", "idefics3"),
+    "tiles": ("llava_next", "llava_onevision"),
+    "sizes": ("pixtral", "mistral3"),
+}
+"""How images are passed; the others take one picture of fixed size per image."""
 Segment = int | str | tuple[int, int]
 
 # Rows and columns of the stitched tiles with a newline behind each row, by pixels: worked out by

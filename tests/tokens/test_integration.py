@@ -1,13 +1,16 @@
 """Pruned `generate` equals a full recompute without cache, with masked keys, on every host."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
-from hosts import FAMILIES, IMAGE, TinyHost, shared
+from hosts import ENCODES_FIRST, FAMILIES, IMAGE, NEWER_ONLY, TinyHost, shared
+from tiny_models import BUILDERS, TEXT
 from token_truth import ByContent, truth
 from torch import Tensor
 
+from eligo.errors import InputError
 from eligo.tokens.hooks.pruning import pruning
 from eligo.tokens.plan import Cut, Plan, Stage1
 
@@ -75,3 +78,14 @@ def test_generate_equals_recompute(family: str, attention: str, kind: str, stage
         for layer, kept in enumerate(expected.kept):
             found = [column for column in trace.columns[layer][number].tolist() if column >= left]
             assert [column - left for column in found] == kept
+
+
+@pytest.mark.parametrize("family", NEWER_ONLY)
+def test_hosts_of_newer_transformers(family: str) -> None:
+    """With an older version they are refused in one line."""
+    model, plan = BUILDERS[family](TEXT)[0], make_plan("both")
+    expected = nullcontext()
+    if not ENCODES_FIRST:
+        expected = pytest.raises(InputError, match="is not supported with transformers 5")
+    with expected, pruning(model, plan) as trace:
+        assert trace is not None

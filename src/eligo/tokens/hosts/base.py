@@ -10,11 +10,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from inspect import signature
 from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from transformers import __version__
 from transformers.masking_utils import create_masks_for_generate
 
 from eligo.errors import EligoError, InputError
@@ -78,6 +80,8 @@ class Host:
     """Whether stage 1 gets projected features: the projector does not work token by token."""
     budget_unit: ClassVar[str] = "image"
     """What a budget counts tokens of."""
+    newer_only: ClassVar[bool] = False
+    """Whether older transformers, which encode images inside the core only, are refused."""
     image_inputs: ClassVar[tuple[str, ...]] = ("pixel_values",)
     """Arguments of the core that `get_image_features` takes too."""
 
@@ -337,6 +341,11 @@ class Host:
 
     def check(self) -> None:
         """Raise for variants of the family that cannot be pruned."""
+        if self.newer_only and "mm_encoder_outputs" not in signature(self.core.forward).parameters:
+            raise InputError(
+                f"{self.family}: is not supported with transformers {__version__}; expected a "
+                "newer version: pip install -U transformers"
+            )
         if self.has_windows and self.is_flash:
             raise InputError(
                 f"{self.family}: flash attention counts columns to find a sliding window, also "

@@ -15,6 +15,7 @@ class Gemma3(Host):
     """Tokens of one image see each other in both directions."""
 
     family = "Gemma 3"
+    newer_only = True
     budget_unit = "crop"
     reduces_projected = True
 

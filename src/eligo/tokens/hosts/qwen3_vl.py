@@ -14,6 +14,7 @@ class Qwen3VL(Qwen2VL):
     """The added features are dropped and merged like the tokens that they belong to."""
 
     family = "Qwen3-VL"
+    newer_only = True
 
     def added_features(self, output: Any) -> Sequence[Float[Tensor, "tokens text_width"]]:
         """Return one entry per layer that gets features."""

@@ -484,3 +484,11 @@ def test_half_of_the_examples_are_mirrored_unless_the_caption_names_a_side(files
             )  # fmt: skip
             seen[sided].add(is_mirrored)
     assert seen == {True: {False}, False: {True, False}}
+
+
+def test_a_set_without_any_readable_image_is_refused(files, tmp_path):
+    given = read_captions(config_of(files).data, "val")
+    for image in given:
+        image.path.write_bytes(b"no image")
+    with pytest.raises(InputError, match="none of 5 evaluated images can be read"):
+        stored_set(files, tmp_path / "c", model_of(files))

@@ -145,6 +145,8 @@ class CachedSet(FileSet):
         super().__init__(stored.given, model)
         self.stored, self.pad = stored, model.text_encoder.tokenizer.pad_token_id
         self.unreadable = _unreadable(stored)
+        if len(self.unreadable) == len(stored.given):
+            warn_unreadable("evaluated", stored.given, self.unreadable)  # raises
         rows = enumerate(stored.image_rows)
         self._numbers = [number for number, row in rows if row is not None]
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from eligo.captions import CaptionedImage, Split, read_karpathy
@@ -64,7 +64,7 @@ def write_joined(captions: Path, path: Path) -> Path:
 
 def score_one_by_one(
     model: RetrievalModel, stored: CachedCaptions
-) -> tuple[Float[Tensor, "images texts"], Float[Tensor, "images texts"]]:
+) -> tuple[Float[Tensor, "images texts"], Bool[Tensor, "images texts"]]:
     """Return scores and true pairs of what `one_by_one` gives, captions image by image."""
     size = len({image.index for image in stored.given})
     parts = [

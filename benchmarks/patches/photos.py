@@ -104,11 +104,10 @@ class RandomLate(LateInteraction):
 
     def select(self, images: Images, units: Any, directions: Any) -> Any:
         """Return random scores and the patches that they keep."""
-        del units
-        shape = len(images.patches), len(directions), images.patches.shape[1]
-        score = torch.rand(shape, device=images.patches.device)
-        kept = max(1, round(self.sparse_ratio * shape[2]))
-        return score, exact_top_k(score, kept, None)
+        del images
+        count, num_patches, _ = units.shape
+        score = torch.rand(count, len(directions), num_patches, device=units.device)
+        return score, exact_top_k(score, self.num_kept(num_patches))
 
 
 def run(

@@ -128,13 +128,9 @@ class FeatureCache:
         with self._writing():
             image_keys = self._image_keys([image.path for image in images])
             mirrored_keys = [key and _mirrored(key) for key in image_keys[:num_mirrored]]
-            paths = [image.path for image in images]
-            readable = {
-                key: picture
-                for keys, mirrored in ((image_keys, False), (mirrored_keys, True))
-                for key, picture in zip(keys, ((path, mirrored) for path in paths), strict=False)
-                if key is not None
-            }
+            sources = [(k, (i.path, False)) for k, i in zip(image_keys, images, strict=True)]
+            sources += [(k, (i.path, True)) for k, i in zip(mirrored_keys, images, strict=False)]
+            readable = {key: source for key, source in sources if key is not None}
             stored = self._fill(readable, dict(zip(text_keys, pieces, strict=True)))
         image_places, text_places = stored
         kept = [key for key in readable if key in image_places]

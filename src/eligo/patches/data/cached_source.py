@@ -11,13 +11,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from eligo.captions import Split, names_sides
+from eligo.captions import names_sides
 from eligo.errors import InputError
 from eligo.patches.config import KarpathyDataConfig
 from eligo.patches.data.batch import Batch, Pieces, States, pad_pieces
 from eligo.patches.data.cache import CachedCaptions, FeatureCache
 from eligo.patches.data.file_source import FileSet, FileSource, warn_unreadable
-from eligo.patches.data.readers import CaptionedImage, read_captions
+from eligo.patches.data.readers import CaptionedImage
 from eligo.patches.model.encoders import TextEncoder
 from eligo.patches.model.retrieval_model import RetrievalModel
 from eligo.train.check import DataCheck
@@ -41,11 +41,6 @@ class CachedSource(FileSource):
         train = self._splits[0]
         pairs = CachedPairs(train, self.model.text_encoder)
         return pairs, 0 if pairs.on_device else self.config.num_workers
-
-    def read(self, split: Split) -> list[CaptionedImage]:
-        """Return the images of a split, with their captions."""
-        images = read_captions(self.config, split)
-        return images[: self.config.validation_images] if split == "val" else images
 
     @cached_property
     def _splits(self) -> tuple[CachedCaptions, CachedCaptions]:

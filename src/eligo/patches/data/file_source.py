@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
+from eligo.captions import Split
 from eligo.errors import InputError
 from eligo.images import open_image, upright_size, warn_shared_images
 from eligo.patches.config import KarpathyDataConfig
@@ -36,11 +37,16 @@ class FileSource(CaptionSource):
     def __init__(self, config: KarpathyDataConfig, model: RetrievalModel, *, dense: bool) -> None:
         self.config, self.model, self.uses_dense = config, model, dense
 
+    def read(self, split: Split) -> list[CaptionedImage]:
+        """Return the images of a split, with their captions."""
+        images = read_captions(self.config, split)
+        return images[: self.config.validation_images] if split == "val" else images
+
     def batches(
         self, batch_size: int, seed: int, start_step: int, rank: int, world_size: int
     ) -> Iterator[Batch]:
         """Yield shuffled epochs over all (image, caption) pairs."""
-        images = read_captions(self.config, "train")
+        images = self.read("train")
         if len(images) < 2:
             raise InputError(
                 f"{self.config.captions}: got {len(images)} training image, expected at least 2: "
@@ -72,7 +78,7 @@ class FileSource(CaptionSource):
     def check(self, check: DataCheck) -> None:
         """Check every image of both splits; raise if none of a split can be read."""
         self._dev.check(check)
-        _unreadable(check, "training", read_captions(self.config, "train"))
+        _unreadable(check, "training", self.read("train"))
 
     def validation(self) -> "FileSet":
         """Return the validation split."""
@@ -81,8 +87,7 @@ class FileSource(CaptionSource):
     @cached_property
     def _dev(self) -> "FileSet":
         # Cached for all evaluations of a run: checking all images takes a while.
-        images = read_captions(self.config, "val")[: self.config.validation_images]
-        return FileSet(images, self.model, num_workers=self.config.num_workers)
+        return FileSet(self.read("val"), self.model, num_workers=self.config.num_workers)
 
 
 class PairExamples:

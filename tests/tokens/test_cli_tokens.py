@@ -9,6 +9,7 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText
 
 from eligo.cli import main
+from eligo.config import dump_yaml
 from eligo.errors import InputError
 from eligo.explorer.folder import find_records, load_record
 from eligo.report.pictures import rgb_picture
@@ -20,6 +21,7 @@ from eligo.tokens.inference.load import floats_of, load_host
 from eligo.tokens.inference.predict import predict
 from eligo.tokens.inference.resolve import load_plan
 from eligo.tokens.methods import build
+from eligo.tokens.model.vision_selector import VisionSelector
 from eligo.tokens.plan import Cut, Plan, Stage1
 
 
@@ -199,6 +201,26 @@ def test_predict_with_a_saved_plan(host, tmp_path, capsys):
     plan.save(tmp_path / "plan")
     assert ask(host, tmp_path / "out", "--plan", str(tmp_path / "plan")) == 0
     assert "vision 36>18>6 @ 0,2" in capsys.readouterr().out
+
+
+def test_predict_with_a_trained_vision_selector(host, tmp_path, capsys):
+    config = {
+        "task": "tokens.train", "host": {"model": str(host[0])}, "pruners": None,
+        "merger": {"kind": "vision_selector", "ratio": 0.25, "dim": 8},
+        "discriminator": {"layers": [-1]},  # of four
+        "data": {"scenes": {"height": 84, "width": 84}, "validation": 4},
+        "train": {"out": str(tmp_path), "name": "run", "total_steps": 2, "batch_size": 4,
+                  "evaluate_every": 2, "checkpoint_every": 2},
+    }  # fmt: skip
+    (tmp_path / "train.yaml").write_text(dump_yaml(config))
+    assert main(["tokens", "train", str(tmp_path / "train.yaml")]) == 0
+    for folder in ("run", "run/last"):
+        reducer = Plan.load(tmp_path / folder).stage1.reducer
+        assert isinstance(reducer, VisionSelector)
+        assert reducer.q_proj.bias.abs().max() > 0  # where it starts
+        capsys.readouterr()
+        assert ask(host, tmp_path / "out", "--plan", str(tmp_path / folder)) == 0
+        assert "vision 36>9 @ 0" in capsys.readouterr().out
 
 
 def test_prediction_has_trace_and_cost(host):

@@ -23,8 +23,13 @@ from eligo.train import Progress
 MMR = {"merger__redundancy": "mmr", "pruners__redundancy": "mmr"}
 
 
+SELECTOR = {"merger__kind": "vision_selector"}
+
+
 @pytest.mark.parametrize(
-    "changes", [{"merger__kind": "simple"}, {}, MMR], ids=["simple", "question_aware", "mmr"]
+    "changes",
+    [{"merger__kind": "simple"}, {}, MMR, SELECTOR],
+    ids=["simple", "question_aware", "mmr", "vision_selector"],
 )
 @pytest.mark.parametrize("positions", ["original", "reindex"])
 def test_training_form_equals_the_hard_form_after_annealing(changes, positions):
@@ -43,7 +48,7 @@ def test_training_form_equals_the_hard_form_after_annealing(changes, positions):
     assert (whole.logits - hard.logits).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("changes", [{}, MMR], ids=["peaks", "mmr"])
+@pytest.mark.parametrize("changes", [{}, MMR, SELECTOR], ids=["peaks", "mmr", "vision_selector"])
 def test_every_parameter_gets_a_gradient(changes):
     for objective in ("distill", "adversarial"):
         task = make(objective=objective, **changes)
@@ -58,6 +63,8 @@ def test_every_parameter_gets_a_gradient(changes):
             largest = max(sizes.values())
             # Top-k cancels a shift of all scores; only the sparsity loss trains these.
             weak = [n for n, size in sizes.items() if size <= 1e-5 * largest]
+            if name == "vision_selector":  # weights begin near 0, and so do these gradients
+                weak = [n for n in weak if not sizes[n]]
             cancelled = [n for n in sizes if n.startswith("heads.") and n.endswith("mlp.2.bias")]
             assert set(weak) <= set(cancelled), (objective, name, weak)
         assert all(p.grad is None for p in task.model.parameters())
@@ -197,8 +204,9 @@ def test_training_brings_the_hard_form_closer_to_the_whole_model():
     assert max(left) < 1
 
 
-def test_training_of_marginal_relevance_helps_too():
-    assert _distance_left(0, **MMR) < 0.9
+@pytest.mark.parametrize("changes", [MMR, SELECTOR], ids=["mmr", "vision_selector"])
+def test_training_of_other_selectors_helps_too(changes):
+    assert _distance_left(0, **changes) < 0.9
 
 
 def _distance_left(seed: int, steps: int = 60, **changes: str) -> float:

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from eligo.errors import InputError
 from eligo.tokens import VisionSelector, load_plan
 from eligo.tokens.hooks.pruning import pruning
+from eligo.tokens.model.relaxer import Relaxation
 from eligo.tokens.model.vision_selector import SelectorShape
 from eligo.tokens.plan import Plan, Stage1
 from token_cases import full_context, make_context, one_row
@@ -115,8 +116,34 @@ def test_misfits_are_refused(tmp_path: Path):
         selector.select(full_context(2, 2), torch.tensor([2]))
 
 
+def test_training_form_equals_loops():
+    """The kept tokens are the best, the bias is 0, and its gradient is that of the relaxed top-k:
+    `p = sigmoid((s + t) / T)` with a sum of k, so `dp_i/ds_j = v_i (d_ij - v_j / sum v) / T`.
+    """
+    selector, context = VisionSelector(SelectorShape(width=16, dim=4)), full_context(2, 3)
+    temperature, pull = 0.5, torch.tensor([1.0, -2.0, 0.5])
+    with torch.no_grad():
+        for parameter in selector.parameters():
+            parameter.normal_()
+    relaxation = Relaxation(temperature, noise=0.0, hard=False)
+    merged = selector.relax(context, torch.tensor([3]), relaxation)
+    kept = merged.selection.indices[0]
+    assert kept.equal(selector.select(context, torch.tensor([3])).indices[0])
+    assert merged.features[0].equal(context.features[0, kept])
+    assert merged.key_bias.abs().max() == 0
+    (found,) = torch.autograd.grad((merged.key_bias[0] * pull).sum(), merged.scores)
+    p = merged.choice.keep[0].tolist()
+    v = [x * (1 - x) for x in p]
+    assert sum(p) == pytest.approx(3, abs=1e-4)
+    for j in range(6):
+        slopes = [v[i] * ((i == j) - v[j] / sum(v)) / temperature for i in kept.tolist()]
+        expected = sum(a * b for a, b in zip(pull.tolist(), slopes, strict=True))
+        assert found[0, j].item() == pytest.approx(expected, rel=1e-3, abs=1e-6)
+
+
 def test_flops_and_gradients():
     selector, context = VisionSelector(SelectorShape(width=16, dim=4)), full_context(2, 3)
+    assert selector.scores(context).abs().max() < 1e-4
     with FlopCounterMode(display=False) as counter:
         scores = selector.scores(context)
     assert selector.flops(6, 5, 16, 16, 3) == counter.get_total_flops()

@@ -152,18 +152,23 @@ class _SelectorConfig(Config):
 class MergerConfig(_SelectorConfig):
     """Stage 1: merge the vision tokens before the language model."""
 
-    kind: Literal["simple", "question_aware"] = "simple"
-    """Whether the scores depend on the question."""
+    kind: Literal["simple", "question_aware", "vision_selector"] = "simple"
+    """Whether the scores depend on the question. `vision_selector` has the form of VisionSelector:
+    it does not read the question, and drops tokens instead of merging them."""
     ratio: float | None = Field(default=None, gt=0, le=1)
     """Share of the tokens to keep; none: a half, or the budget."""
     budget: int | None = Field(default=None, ge=1)
     """Number of tokens to keep; must agree with the ratio if both are given."""
 
     def without_effect(self) -> dict[str, str]:
-        """The heads of the attention to the question, if there is none."""
+        """The heads of the attention to the question, if there is none, and ranking."""
         unused = super().without_effect()
-        if self.kind == "simple":
-            unused["num_heads"] = "merger.kind is simple, which does not read the question"
+        if self.kind != "question_aware":
+            reason = f"merger.kind is {self.kind}, which does not read the question"
+            unused["num_heads"] = reason
+        if self.kind == "vision_selector":
+            reason = "merger.kind is vision_selector, which ranks by scores alone"
+            unused |= dict.fromkeys(("diverse", "redundancy"), reason)
         return unused
 
     def resolve(self, num_tokens: int) -> int:
@@ -365,6 +370,8 @@ class TokensTrainConfig(Config):
             unused["data.examples"] = "it counts for epochs, which is not set"
         if self.merger is None:
             unused |= dict.fromkeys(("size_bias", "optim.merger"), "merger is null")
+        elif self.merger.kind == "vision_selector":
+            unused["size_bias"] = "merger.kind is vision_selector, which does not merge"
         if self.pruners is None:
             unused["optim.pruners"] = "pruners is null"
         weights = self.weights

@@ -4,16 +4,24 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from eligo import ops
 from eligo.errors import InputError
-from eligo.tokens.reducer import Budget, ReducerContext, SoftCut, TokenMask, TokenValues
+from eligo.tokens.reducer import (
+    Budget,
+    ReducerContext,
+    SoftCut,
+    SoftMerge,
+    TokenMask,
+    TokenValues,
+)
 
 if TYPE_CHECKING:
     from eligo.tokens.model.layer_pruners import LayerPruners
-    from eligo.tokens.model.token_merger import Merged, TokenMerger
+    from eligo.tokens.model.token_merger import TokenMerger
+    from eligo.tokens.model.vision_selector import VisionSelector
 
 MaskMode = Literal["straight_through", "soft"]
 
@@ -40,6 +48,19 @@ class RelaxedTopK:
         if mode == "soft":
             return self.keep
         return ops.straight_through(self.kept, self.keep)
+
+    def key_bias(self, indices: Int[Tensor, "images kept"]) -> Float[Tensor, "images kept"]:
+        """Return `log(1 + p - stopgrad(p))` of kept tokens: 0, with a gradient."""
+        keep = ops.gather(self.keep, indices)
+        return torch.log1p(keep - keep.detach())
+
+
+@dataclass(frozen=True)
+class Merged(SoftMerge):
+    """Result of stage 1 in a training step, with the inputs of its losses."""
+
+    scores: TokenValues  # without noise
+    choice: RelaxedTopK
 
 
 def add_noise(scores: TokenValues, relaxation: Relaxation) -> TokenValues:
@@ -81,21 +102,24 @@ class Decision:
 class TrainingRelaxer:
     """Stage 1 and the cuts of one training step; create a new one for every step."""
 
-    merger: "TokenMerger | None"
+    merger: "TokenMerger | VisionSelector | None"
     pruners: "LayerPruners | None"
     relaxation: Relaxation
     size_bias: bool = True
     decisions: dict[int, Decision] = field(default_factory=dict)  # by layer; 0 is stage 1
     members: Float[Tensor, "images kept tokens"] | None = None  # share of a token in each merged
 
-    def merge(self, context: ReducerContext, budget: Budget) -> "Merged":
+    def merge(self, context: ReducerContext, budget: Budget) -> Merged:
         """Run stage 1."""
         if self.merger is None:
             raise InputError("this training has no merger, but its plan has a stage 1")
         merged = self.merger.relax(context, budget, self.relaxation, size_bias=self.size_bias)
         self.decisions[0] = Decision(merged.scores, context.mask, merged.choice)
-        assert merged.selection.assignment is not None
-        weights = merged.selection.assignment.detach()
+        weights = merged.selection.assignment
+        if weights is None:  # nothing is merged: a kept token is itself
+            own = torch.arange(context.mask.shape[-1], device=context.mask.device)
+            weights = (merged.selection.indices.unsqueeze(-1) == own).float()
+        weights = weights.detach()
         self.members = weights / weights.sum(-2, keepdim=True).clamp_min(1e-12)
         return merged
 

@@ -10,7 +10,6 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -23,7 +22,7 @@ from eligo.config import Config
 from eligo.nn import SimilarityScale, allow_tf32_for, without_autocast
 from eligo.selection import Selection
 from eligo.tokens.model.base import PretrainedModule, Shapes
-from eligo.tokens.model.relaxer import Relaxation, RelaxedTopK, relax_top_k
+from eligo.tokens.model.relaxer import Merged, Relaxation, relax_top_k
 from eligo.tokens.model.scorers import (
     QuestionScorer,
     Redundancy,
@@ -36,7 +35,7 @@ from eligo.tokens.model.scorers import (
     redundancy_flops,
     redundancy_of,
 )
-from eligo.tokens.reducer import Budget, Need, ReducerContext, SoftMerge, TokenValues, Where
+from eligo.tokens.reducer import Budget, Need, ReducerContext, TokenValues, Where
 
 MergerKind = Literal["simple", "question_aware"]
 
@@ -66,14 +65,6 @@ class MergerShape(Config):
         if (self.kind == "question_aware") != (self.question_width is not None):
             raise ValueError("kind: question_aware and a question_width go together")
         return self
-
-
-@dataclass(frozen=True)
-class Merged(SoftMerge):
-    """Result of stage 1 in a training step, with the inputs of its losses."""
-
-    scores: TokenValues  # without noise
-    choice: RelaxedTopK
 
 
 class TokenMerger(PretrainedModule):
@@ -161,8 +152,7 @@ class TokenMerger(PretrainedModule):
         centres = ops.align_left(choice.kept, largest_budget(budget, scores.shape[-1]))
         assignment = self._assign(context, features, scores, queries, centres, relaxation)
         selection = Selection(centres, ranks, context.mask, assignment)
-        keep = ops.gather(choice.keep, centres)
-        key_bias = torch.log1p(keep - keep.detach())
+        key_bias = choice.key_bias(centres)
         if size_bias:
             sizes = selection.sizes
             key_bias = key_bias + torch.where(sizes > 0, sizes, 1.0).log()

@@ -3,7 +3,10 @@
 `s_i = mean_j q_i k_j / sqrt(dim)` with two linear maps q and k of the tokens; the highest stay. The
 mean is taken over k first, at a cost linear in the tokens. The published checkpoints for Qwen2.5-VL
 hold a whole model with the scorer in its tower (`importance_scorer`): only the scorer is read.
-Departures: each image is scored alone, not together with the others of its prompt, and in float32.
+Departures: each image is scored alone, not together with the others of its prompt, and in float32;
+hosts with a projector behind the tower (LLaVA) are scored before it. Training (`merger.kind:
+vision_selector`) uses the paper's relaxed top-k, `sigmoid(s + t)` with a sum of k, in our way: hard
+choices with its gradient and a falling temperature, not soft weights and a growing penalty.
 """
 
 import re
@@ -24,11 +27,13 @@ from eligo.pretrained.load import find_model, misfits, not_finite, refuse_misfit
 from eligo.pretrained.untrusted import read_header
 from eligo.selection import Selection
 from eligo.tokens.model.base import PretrainedModule, Shapes
-from eligo.tokens.model.scorers import best_tokens, real_features
+from eligo.tokens.model.relaxer import Merged, Relaxation, add_noise, relax_top_k
+from eligo.tokens.model.scorers import best_tokens, largest_budget, real_features
 from eligo.tokens.reducer import Budget, Need, ReducerContext, TokenValues, Where
 
 PUBLISHED_RATIO = 0.2
 """Share of tokens that the published checkpoints were trained to keep."""
+_FIRST_WEIGHTS = 1e-4  # their standard deviation
 _WEIGHT = re.compile(r"(?:.*\.)?importance_scorer\.(.+)")
 
 
@@ -61,13 +66,16 @@ class VisionSelector(PretrainedModule):
         self.shape: SelectorShape = shape
         self.q_proj = nn.Linear(shape.width, shape.dim)
         self.k_proj = nn.Linear(shape.width, shape.dim)
+        for projection in (self.q_proj, self.k_proj):  # as published: scores begin near 0
+            nn.init.normal_(projection.weight, std=_FIRST_WEIGHTS)
+            nn.init.zeros_(projection.bias)
 
     @classmethod
     def from_pretrained(cls, name: str | Path) -> "VisionSelector":
         """Load a saved selector, or the one in a published checkpoint, by folder or hub name."""
         own = f"{cls.file_name}.safetensors"
         folder = find_model(name, own)
-        if (folder / own).is_file():
+        if any((place / own).is_file() for place in (folder, folder / "best")):
             return super().from_pretrained(folder)
         stored = published_weights(folder)
         if not stored:
@@ -118,6 +126,24 @@ class VisionSelector(PretrainedModule):
         scores = self.scores(context)
         indices, _ = best_tokens(scores, budget, context)
         return Selection(indices, scores, context.mask)
+
+    def relax(
+        self,
+        context: ReducerContext,
+        budget: Budget,
+        relaxation: Relaxation,
+        *,
+        size_bias: bool = True,
+    ) -> Merged:
+        """Return the training form of `select`, with noise and gradients."""
+        del size_bias  # nothing is merged
+        scores = self.scores(context)
+        ranks = add_noise(scores, relaxation)
+        choice = relax_top_k(ranks, budget, context.mask, relaxation.temperature)
+        indices = ops.align_left(choice.kept, largest_budget(budget, scores.shape[-1]))
+        selection = Selection(indices, ranks, context.mask)
+        features = selection.gather(context.features)
+        return Merged(features, selection, choice.key_bias(indices), scores, choice)
 
     def flops(self, num_tokens: int, _num_words: int, width: int, *_: int) -> float:
         """Count both projections, and the products with the mean key."""

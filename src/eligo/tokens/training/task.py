@@ -21,7 +21,7 @@ from torch import nn
 from eligo.errors import ConfigError, InputError
 from eligo.io.files import write_text
 from eligo.pretrained.chat import ContextWatch
-from eligo.tokens.config import ScenesDataConfig, TokensTrainConfig
+from eligo.tokens.config import MergerConfig, ScenesDataConfig, TokensTrainConfig
 from eligo.tokens.data.examples import SceneExamples
 from eligo.tokens.data.file_source import FileSource, Resized, can_share_images, read_examples
 from eligo.tokens.data.scene_source import SceneSource, reads_scenes
@@ -32,6 +32,7 @@ from eligo.tokens.model.discriminator import Discriminator, DiscriminatorShape
 from eligo.tokens.model.layer_pruners import LayerPruners, PrunersShape
 from eligo.tokens.model.relaxer import Relaxation, TrainingRelaxer
 from eligo.tokens.model.token_merger import MergerShape, TokenMerger
+from eligo.tokens.model.vision_selector import SelectorShape, VisionSelector
 from eligo.tokens.plan import Cut, HostMark, Plan, Stage1
 from eligo.tokens.training import objective
 from eligo.tokens.training.batch import HostBatch, shared_images
@@ -43,6 +44,7 @@ from eligo.train.check import DataCheck
 
 logger = logging.getLogger("eligo.tokens")
 
+_SIZES = {"dim", "num_heads", "diverse", "redundancy"}
 _NOMINAL_TOKENS = 576  # for costs, if the number of tokens depends on the image
 
 
@@ -69,7 +71,7 @@ class TokensTask(Task):
         self.plan = self._build_plan()
         self.plans = self._scaled_plans()
         parts: dict[str, nn.Module | None] = {
-            "token_merger": self.merger,
+            "token_merger" if self.merger is None else self.merger.file_name: self.merger,
             "layer_pruners": self.pruners,
             "discriminator": self.discriminator,
         }
@@ -91,20 +93,14 @@ class TokensTask(Task):
 
     def _build_parts(
         self,
-    ) -> tuple[TokenMerger | None, LayerPruners | None, Discriminator | None]:
+    ) -> tuple[TokenMerger | VisionSelector | None, LayerPruners | None, Discriminator | None]:
         config, host = self.settings, self.host
         merger = pruners = discriminator = None
-        sizes = {"dim", "num_heads", "diverse", "redundancy"}
         if config.merger is not None:
-            kind = config.merger.kind
-            words = host.text_width if kind == "question_aware" else None
-            shape = config.merger.model_dump(include=sizes)
-            merger = TokenMerger(
-                MergerShape(kind=kind, width=host.feature_width, question_width=words, **shape)
-            )
+            merger = _build_merger(config.merger, host)
         if config.pruners is not None:
             layers = tuple(layer for layer, _ in self.schedule.cuts)
-            shape = config.pruners.model_dump(include={"kind", *sizes})
+            shape = config.pruners.model_dump(include={"kind", *_SIZES})
             pruners = LayerPruners(PrunersShape(layers=layers, width=host.text_width, **shape))
         if self.weights["adversarial"] > 0:
             shape = config.discriminator.model_dump(include={"dim", "spectral_norm"})
@@ -331,6 +327,14 @@ class TokensTask(Task):
             with TemporaryDirectory() as scratch:
                 self.plan.save(scratch)
                 write_text(folder / "plan.json", (Path(scratch) / "plan.json").read_text("utf-8"))
+
+
+def _build_merger(config: MergerConfig, host: Any) -> TokenMerger | VisionSelector:
+    if config.kind == "vision_selector":
+        return VisionSelector(SelectorShape(width=host.feature_width, dim=config.dim))
+    words = host.text_width if config.kind == "question_aware" else None
+    shape = config.model_dump(include={"kind", *_SIZES})
+    return TokenMerger(MergerShape(width=host.feature_width, question_width=words, **shape))
 
 
 def open_source(

@@ -29,6 +29,7 @@ from benchmarks.studies import (
     work_through,
 )
 from benchmarks.tokens.config import TWO_STAGE, StudyConfig
+from benchmarks.tokens.earlier import Earlier
 from benchmarks.tokens.pictures import plot_study
 from benchmarks.tokens.summary import Results, summarise
 from eligo.cli import run_script
@@ -71,6 +72,7 @@ def run(
     *,
     out: Path = Path("runs/tokens_study"),
     only: tuple[str, ...] = (),
+    earlier: Path | None = None,
     quick: bool = False,
     json: bool = False,
 ) -> None:
@@ -82,13 +84,14 @@ def run(
     Args:
         out: The folder to write to.
         only: Train these (NAME_SEED) and stop, so that several processes can share the work.
+        earlier: A study.json, from which trainings and baselines with the same settings are taken.
         quick: A quick test on a CPU, in a folder `quick` inside; its numbers are meaningless.
         json: Print one JSON document.
     """
     config, out = config.quick() if quick else config, study_folder(out, quick)
     device = PartialState().device  # where the training loop runs
     assert device is not None
-    study = Study(config, out, device)
+    study = Study(config, out, device, earlier and Earlier.read(earlier, config))
     if only:
         study.train(only=only)
         print_text(f"trained: {', '.join(only)}")
@@ -144,10 +147,16 @@ def _print(summary: Mapping[str, Any]) -> None:
 class Study:
     """All steps of the study, in one folder."""
 
-    def __init__(self, config: StudyConfig, out: Path, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: StudyConfig,
+        out: Path,
+        device: torch.device,
+        earlier: Earlier | None = None,
+    ) -> None:
         if not config.trainings:
             raise InputError("the study has no trainings; expected some, as in study.yaml")
-        self.config, self.out, self.device = config, out, device
+        self.config, self.out, self.device, self.earlier = config, out, device, earlier
         first = config.run(next(iter(config.trainings)), 0)
         if not isinstance(first.data, ScenesDataConfig):
             raise InputError("the study needs generated scenes; expected data.kind: scenes")
@@ -161,17 +170,27 @@ class Study:
         self.text = SceneSource(ScenesDataConfig(scenes=self.scenes), 1).num_text
         used = {"points", "baselines", "trials", "tuning_questions", "base", "tiny"}
         key = self.config.model_dump(mode="json", include=used)
-        tuned = kept_json(self.out / _TUNING, key, lambda: self._tune(report))
+        before = self._tuned_before()
+        if self.earlier is not None:
+            key["earlier"] = [f"{entry['baseline']}@{entry['point']}" for entry in before]
+        tuned = kept_json(self.out / _TUNING, key, lambda: self._tune(before, report))
         plans = self._plans(tuned)
         test = self.config.model_dump(mode="json", include={"questions", "blind_scenes"})
         key |= test | {"parts": self._digests()}
         answers = kept_json(self.out / _ANSWERS, key, lambda: self._test(plans, report))
-        return {"tuning": tuned, **answers}
+        if self.earlier is not None:
+            answers = self.earlier.extended(answers, before)
+        return {"tuning": [*before, *tuned], **answers}
 
     @property
     def runs(self) -> list[tuple[str, int]]:
-        """Name and seed of every training."""
-        return [(n, seed) for n, plan in self.config.trainings.items() for seed in plan.seeds]
+        """Name and seed of every training whose answers are not known."""
+        return [
+            (name, seed)
+            for name, training in self.config.trainings.items()
+            if self.earlier is None or not self.earlier.has_training(name)
+            for seed in training.seeds
+        ]
 
     def train(self, report: Report = lambda *_: None, only: Sequence[str] = ()) -> None:
         """Run every training that is missing; an interrupted one continues.
@@ -199,12 +218,25 @@ class Study:
         allowed, trials = self.allowed(point), self.config.trials
         return candidates(name, self.shape, self.text, allowed, trials)
 
-    def _tune(self, report: Report) -> list[dict[str, Any]]:
-        """Choose the best setting of every baseline at every point, on the validation split."""
+    def _tuned_before(self) -> list[dict[str, Any]]:
+        """Return the tunings of the earlier study that still hold."""
+        if self.earlier is None:
+            return []
+        found = [
+            self.earlier.tuning(name, point, self._candidates(name, point))
+            for point in self.config.points
+            for name in self.config.baselines
+        ]
+        return [entry for entry in found if entry is not None]
+
+    def _tune(self, before: Sequence[Mapping[str, Any]], report: Report) -> list[dict[str, Any]]:
+        """Choose the best setting of every other baseline at every point, on validation scenes."""
+        done = {(entry["baseline"], entry["point"]) for entry in before}
         trials = {
             f"{name}@{point}#{number}": (name, point, matched)
             for point in self.config.points
             for name in self.config.baselines
+            if (name, point) not in done
             for number, matched in enumerate(self._candidates(name, point))
         }
         plans = {key: matched.plan for key, (_, _, matched) in trials.items()}
@@ -229,7 +261,8 @@ class Study:
         for entry in tuned:
             settings = self._candidates(entry["baseline"], entry["point"])
             plans[f"{entry['baseline']}@{entry['point']}"] = settings[entry["chosen"]].plan
-        if "random" in self.config.baselines and self.shape.vision is not None:
+        is_known = self.earlier is not None and "random@half" in self.earlier.results.right
+        if "random" in self.config.baselines and not is_known and self.shape.vision is not None:
             plans["random@half"] = Plan(Stage1(build("random"), self.shape.vision // 2))
         for name, seed in self.runs:
             plan = Plan.load(self.out / f"{name}_{seed}")

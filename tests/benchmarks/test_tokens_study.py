@@ -180,6 +180,38 @@ def test_quick_study_runs(finished, capsys):
     assert (finished / "answers.json").stat().st_mtime_ns == answered
 
 
+def test_earlier_results_are_used_where_settings_are_the_same(finished, tmp_path, capsys):
+    """As if ToMe had not been tuned, and one plan had been trained with another seed."""
+    document = json.loads((finished / "study.json").read_text())
+    measured = document["answers"]["right"]
+    earlier = tmp_path / "earlier.json"
+    settings = document["config"]["trainings"]["merger_alone_11"]
+    changed = document["config"]["trainings"] | {"merger_alone_11": settings | {"seeds": [7]}}
+    tuning = [entry for entry in document["tuning"] if entry["baseline"] != "tome"]
+    config = document["config"] | {"trainings": changed}
+    earlier.write_text(json.dumps(document | {"config": config, "tuning": tuning}))
+    args = ["--quick", "--out", str(tmp_path), "--earlier", str(earlier)]
+    assert run_script(run, args) == 0
+    again = json.loads((tmp_path / "quick" / "study.json").read_text())
+    new = {"none", "blind", "tome@33", "tome@11", "merger_alone_11#0"}
+    assert set(again["earlier"]["variants"]) == set(measured) - new
+    assert again["answers"]["right"] == measured
+    assert {path.parent.name for path in tmp_path.rglob("trained.json")} == {"merger_alone_11_0"}
+    assert len(again["tuning"]) == len(document["tuning"])
+
+    flipped = f"{int(measured['none'], 16) ^ 1:x}"
+    answers = document["answers"] | {"right": measured | {"none": flipped}}
+    for change, expected in (
+        ({"config": config | {"questions": 7}}, "got questions 7, expected 12"),
+        ({"answers": answers}, "the unpruned model answers 8.3% of the questions otherwise"),
+        ({"answers": {}}, "expected the results of the tokens study"),
+    ):
+        earlier.write_text(json.dumps(document | change))
+        capsys.readouterr()
+        assert run_script(run, args) == 2
+        assert expected in capsys.readouterr().err
+
+
 def test_untrained_plan_and_ablations(finished):
     plan = Plan.load(finished / "two_stage_0")
     fresh = untrained(plan, 0)

@@ -25,6 +25,7 @@ def lines(task: str, tree: dict[str, Any], tmp_path: Path, **flags: Any) -> list
 
 
 TOKENS = "tokens.train"
+SWEEP = "tokens.sweep"
 PATCHES = "patches.train"
 PIXELS = "pixels.train"
 SHOTS = "shots.train"
@@ -47,6 +48,7 @@ RULES: list[tuple[str, dict[str, Any], str, str]] = [
      "which ranks by scores alone"),
     (TOKENS, {"merger": {"kind": "vision_selector"}, "size_bias": False}, "size_bias",
      "which does not merge"),
+    (SWEEP, {"trials": 2, "layer": 3}, "layer", "trials choose the layers"),
     (TOKENS, {"merger": None, "size_bias": False}, "size_bias", "merger is null"),
     (TOKENS, {"merger": None, "optim": {"merger": {"lr": 1.0}}}, "optim.merger", "merger is null"),
     (TOKENS, {"pruners": None, "optim": {"pruners": {"lr": 1.0}}}, "optim.pruners", "pruners is"),
@@ -163,7 +165,7 @@ def test_flags_of_the_alignment_are_named(
     ]
 
 
-@pytest.mark.parametrize("task", [TOKENS, PATCHES, PIXELS, SHOTS, "tokens.sweep"])
+@pytest.mark.parametrize("task", [TOKENS, PATCHES, PIXELS, SHOTS, SWEEP])
 def test_defaults_and_saved_configs_are_silent(task: str, tmp_path: Path) -> None:
     names = [
         name
@@ -187,7 +189,7 @@ def test_defaults_and_saved_configs_are_silent(task: str, tmp_path: Path) -> Non
 
 
 def test_every_task_is_covered() -> None:
-    assert {task for task, *_ in RULES} | {"tokens.sweep", "scenes.export"} == set(TASKS)
+    assert {task for task, *_ in RULES} | {"scenes.export"} == set(TASKS)
 
 
 def test_search_section_in_a_training(

@@ -41,7 +41,7 @@ from eligo.tokens.config import ScenesDataConfig, TokensTrainConfig
 from eligo.tokens.cost.shapes import HostShape
 from eligo.tokens.data.examples import SceneExamples
 from eligo.tokens.data.scene_source import SceneSource
-from eligo.tokens.inference.equal_cost import CLOSE, Matched, candidates, spending
+from eligo.tokens.inference.equal_cost import CLOSE, Matched, candidates, spending, tune
 from eligo.tokens.inference.evaluate import (
     BLIND,
     WHOLE,
@@ -232,28 +232,20 @@ class Study:
     def _tune(self, before: Sequence[Mapping[str, Any]], report: Report) -> list[dict[str, Any]]:
         """Choose the best setting of every other baseline at every point, on validation scenes."""
         done = {(entry["baseline"], entry["point"]) for entry in before}
-        trials = {
-            f"{name}@{point}#{number}": (name, point, matched)
+        missing = {
+            f"{name}@{point}": (name, point)
             for point in self.config.points
             for name in self.config.baselines
             if (name, point) not in done
-            for number, matched in enumerate(self._candidates(name, point))
         }
-        plans = {key: matched.plan for key, (_, _, matched) in trials.items()}
-        answers = self._answers("validation", plans, ("tuning", report))
-        tuned: dict[tuple[str, str], dict[str, Any]] = {}
-        for key, (name, point, matched) in trials.items():
-            right = sum(answers.right[key]) / len(answers.right[key])
-            entry = tuned.setdefault(
-                (name, point), {"baseline": name, "point": point, "trials": []}
-            )
-            entry["trials"].append(
-                {"setting": matched.arrangement.name, "accuracy": right, "spent": matched.spent}
-            )
-        for entry in tuned.values():
-            accuracies = [trial["accuracy"] for trial in entry["trials"]]
-            entry["chosen"] = accuracies.index(max(accuracies))
-        return list(tuned.values())
+        tuned = tune(
+            {key: self._candidates(*one) for key, one in missing.items()},
+            lambda plans: self._answers("validation", plans, ("tuning", report)).right,
+        )
+        return [
+            {"baseline": name, "point": point} | tuned[key]
+            for key, (name, point) in missing.items()
+        ]
 
     def _plans(self, tuned: list[dict[str, Any]]) -> dict[str, Plan]:
         """Return all plans that answer the test questions, by `VARIANT` or `VARIANT#SEED`."""

@@ -12,7 +12,7 @@ from eligo.errors import MissingExtraError
 from eligo.report.plots import Panel, Point, save_panels
 from eligo.tokens.config import SweepConfig
 from eligo.tokens.inference.sweep import Variant, variants_of
-from eligo.tokens.methods import build, read_method
+from eligo.tokens.methods import METHODS, build, read_method
 from eligo.tokens.metrics import accuracy_by_family, drop_by_family, paired_drop
 from eligo.tokens.plan import Cut, Plan, Stage1
 
@@ -83,6 +83,36 @@ def test_finished_variants_are_skipped(swept, capsys, monkeypatch):
     }
 
 
+def test_tuned_methods_have_equal_cost(tmp_path, capsys, monkeypatch):
+    flags = ("--methods", "random", "fastv", "mmr", "--budgets", "9", "--trials", "2")
+    flags += ("--host.random.layers", "12")
+    assert sweep(tmp_path, *flags) == 0
+    tuning = json.loads((tmp_path / "tuning.json").read_text())["made"]["methods"]
+    assert list(tuning) == ["random@9", "fastv@9", "mmr@9"]
+    for entry in tuning.values():
+        accuracies = [trial["accuracy"] for trial in entry["trials"]]
+        assert 1 <= len(accuracies) <= 2
+        assert accuracies[entry["chosen"]] == max(accuracies)
+    whole, random, *others, _ = read(tmp_path)["variants"]
+    assert [one["name"] for one in (random, *others)] == [
+        "random, tuned", "fastv, tuned", "mmr, tuned"
+    ]  # fmt: skip
+    assert random["kept"] == [9]
+    spent = random["flops_llm"]
+    for one in others:  # of 16 tokens, one is a large step
+        cost = one["flops_llm"] + one["flops_selector"]
+        assert cost == pytest.approx(spent, rel=0.05)
+        assert cost < whole["flops_llm"]
+    capsys.readouterr()
+    monkeypatch.setattr("eligo.tokens.inference.sweep.tune", None)  # must not be needed
+    assert sweep(tmp_path, *flags) == 0
+    assert "5 of 5 variants are in" in capsys.readouterr().err
+    assert sweep(tmp_path, "--methods", "tome:rounds=2", "--trials", "2") == 2
+    assert "got 'tome:rounds=2' with trials" in capsys.readouterr().err
+    assert sweep(tmp_path / "more", "--budgets", "99", "--trials", "2") == 2
+    assert "budgets: got 99, expected at most 16" in capsys.readouterr().err
+
+
 def test_saved_plans_are_swept_without_matplotlib(swept, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     plan = Plan(Stage1(build("uniform"), 9), [Cut(1, build("uniform"), 4)])
@@ -122,6 +152,7 @@ def test_invalid_input_is_refused(swept, tmp_path, capsys):
 def test_variants_of_a_sweep():
     config = load_run_config("sweep", family="tokens")
     assert isinstance(config, SweepConfig)
+    assert set(config.methods) == set(METHODS) - {"none"}
     variants = variants_of(config)
     assert len(variants) == 2 + len(config.methods) * len(config.budgets)
     assert len({one.key for one in variants}) == len(variants)

@@ -455,6 +455,9 @@ class SweepConfig(Config):
     """Numbers of vision tokens that each method keeps."""
     layer: int = Field(default=2, ge=1)
     """Layer at which methods cut that work only inside the language model."""
+    trials: int = Field(default=0, ge=0)
+    """Compare methods at equal cost: each keeps as many tokens as the FLOPs of a budget allow, with
+    the best of up to this many settings on validation questions; 0: as written, equal budgets."""
     split: Literal["validation", "test"] = "validation"
     """Split of the scenes: validation to choose by, test to report."""
     questions: int = Field(default=36, ge=1)
@@ -475,8 +478,21 @@ class SweepConfig(Config):
     @property
     def shared_settings(self) -> dict[str, Any]:
         """Settings that all variants share; results with other settings are not comparable."""
-        per_variant = {"methods", "plans", "budgets", "layer", "batch_size", "device"}
+        per_variant = {"methods", "plans", "budgets", "layer", "trials", "batch_size", "device"}
         return self.model_dump(mode="json", exclude={"task", *per_variant})
+
+    @model_validator(mode="after")
+    def _check(self) -> "SweepConfig":
+        for text in self.methods if self.trials else ():
+            if ":" in text:
+                raise ValueError(
+                    f"methods: got {text!r} with trials, which choose the options; expected a name"
+                )
+        return self
+
+    def without_effect(self) -> dict[str, str]:
+        """The layer of methods whose layers are tuned."""
+        return {"layer": "trials choose the layers"} if self.trials else {}
 
     def smoke(self) -> "SweepConfig":
         """Return the same sweep on 16 vision tokens of a narrow random host."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from eligo.cli.console import compact_table, print_result, results
 from eligo.errors import InputError, MissingExtraError
-from eligo.io.files import write_text
+from eligo.io.files import kept_json, write_text
 from eligo.io.reading import read_json
 from eligo.tokens.config import SweepConfig
 from eligo.tokens.metrics import ALL, paired_drop
@@ -31,7 +31,8 @@ def run(
     """Compare methods and trained plans, budget by budget, on the same questions about scenes.
 
     Writes sweep.json after every variant, then sweep.csv and plots. A second run with the same
-    --out skips the variants that are in sweep.json and adds new ones.
+    --out skips the variants that are in sweep.json and adds new ones. With --trials, methods are
+    compared at equal cost, each with its best setting (tuning.json).
 
     Args:
         out: The folder to write to.
@@ -44,17 +45,21 @@ def run(
     from eligo.tokens.inference.sweep import Sweep, variants_of
     from eligo.train.progress import ProgressBar
 
-    variants = variants_of(config, [(name, load_plan(name)) for name in config.plans])
-    path = out / "sweep.json"
+    path, device = out / "sweep.json", str(resolve_device(config.device))
     done = _read(path, config)
+    plans = [(name, load_plan(name)) for name in config.plans]
+    tuned = sweep = None
+    if config.trials:
+        sweep = Sweep(config, *load_host(config.host, device=device))
+        tuned = sweep.tuned_variants(_tune(sweep, out / "tuning.json"))
+    variants = variants_of(config, plans, tuned)
     missing = [variant for variant in variants if variant.key not in done]
     if len(missing) < len(variants):
         logger.info(
             "%d of %d variants are in %s", len(variants) - len(missing), len(variants), path
         )
     if missing:
-        device = str(resolve_device(config.device))
-        sweep = Sweep(config, *load_host(config.host, device=device))
+        sweep = sweep or Sweep(config, *load_host(config.host, device=device))
         sweep.check(missing)
         with ProgressBar("questions", len(missing) * config.questions) as bar:
             for number, variant in enumerate(missing):
@@ -76,6 +81,20 @@ def run(
         for table in _tables(entries, config):
             results().print(table)
     logger.info("written: %s", ", ".join(sorted(str(file) for file in out.glob("*.*"))))
+
+
+def _tune(sweep: Any, path: Path) -> dict[str, Any]:
+    """Return the tuning of the methods, which a second run reads from a file."""
+    from eligo.train.progress import ProgressBar
+
+    config = sweep.config
+    chosen = config.model_dump(mode="json", include={"methods", "budgets", "trials"})
+
+    def tune() -> dict[str, Any]:
+        with ProgressBar("tuning", config.questions) as bar:
+            return sweep.tune(lambda done: bar.update(done, ""))
+
+    return kept_json(path, config.shared_settings | chosen | {"split": "validation"}, tune)
 
 
 def _read(path: Path, config: SweepConfig) -> dict[str, _Entry]:

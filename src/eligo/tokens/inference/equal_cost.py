@@ -7,8 +7,9 @@ If even one token exceeds the cost, the method gets its cheapest setting.
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from eligo.tokens.cost.plan_cost import plan_cost
 from eligo.tokens.cost.shapes import HostShape
@@ -116,6 +117,29 @@ def candidates(
     ]
     equal = [matched for matched in matches if abs(matched.spent - 1) <= close]
     return equal[:num_trials] or [min(matches, key=lambda matched: matched.spent)]
+
+
+def tune(
+    settings: Mapping[str, Sequence[Matched]],
+    answer: Callable[[dict[str, Plan]], Mapping[str, Sequence[bool]]],
+) -> dict[str, dict[str, Any]]:
+    """Return, by name, the accuracy of every setting and the number of the best one.
+
+    `answer` says which answers to the same questions are right, for each of some plans.
+    """
+    plans = {
+        f"{name}#{i}": one.plan for name, tried in settings.items() for i, one in enumerate(tried)
+    }
+    right, tuned = answer(plans), {}
+    for name, tried in settings.items():
+        found = [right[f"{name}#{number}"] for number in range(len(tried))]
+        trials = [
+            {"setting": one.arrangement.name, "accuracy": sum(each) / len(each), "spent": one.spent}
+            for one, each in zip(tried, found, strict=True)
+        ]
+        accuracies = [trial["accuracy"] for trial in trials]
+        tuned[name] = {"trials": trials, "chosen": accuracies.index(max(accuracies))}
+    return tuned
 
 
 def _arrangements(name: str, num_layers: int) -> Iterator[Arrangement]:

@@ -7,7 +7,7 @@ baseline, which gets no image, are always included.
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,18 @@ from eligo.errors import InputError
 from eligo.tokens.config import SweepConfig
 from eligo.tokens.cost.shapes import HostShape
 from eligo.tokens.data.examples import GRID, SceneExamples
-from eligo.tokens.inference.evaluate import BLIND, WHOLE, answer_blindly, answer_questions
+from eligo.tokens.inference.equal_cost import Matched, candidates, spending, tune
+from eligo.tokens.inference.evaluate import (
+    BLIND,
+    WHOLE,
+    Answers,
+    answer_blindly,
+    answer_questions,
+)
 from eligo.tokens.inference.resolve import place_method
-from eligo.tokens.methods import read_method
+from eligo.tokens.methods import build, find, read_method
 from eligo.tokens.metrics import accuracy_by_family, as_bits
-from eligo.tokens.plan import Plan
+from eligo.tokens.plan import Plan, Stage1
 
 
 @dataclass(frozen=True)
@@ -43,20 +50,28 @@ class Variant:
         return f"{self.name}@{self.budget or 'plan'}#{_digest(self.plan)}"
 
 
-def variants_of(config: SweepConfig, plans: Iterable[tuple[str, Plan]] = ()) -> list[Variant]:
-    """Return the unpruned model, every method at every budget, the plans, the blind baseline."""
-    variants = []
+def variants_of(
+    config: SweepConfig,
+    plans: Iterable[tuple[str, Plan]] = (),
+    tuned: Iterable[Variant] | None = None,
+) -> list[Variant]:
+    """Return the unpruned model, every method at every budget, the plans, the blind baseline.
+
+    `tuned`: variants of the methods, instead of those that the config writes.
+    """
+    variants = list(_as_written(config) if tuned is None else tuned)
+    variants += [Variant(name, plan) for name, plan in plans]
+    unique = {variant.key: variant for variant in variants}.values()
+    return [Variant(WHOLE, Plan()), *unique, Variant(BLIND, None)]
+
+
+def _as_written(config: SweepConfig) -> Iterator[Variant]:
     for text, method in [(text, read_method(text)) for text in config.methods]:
         if method.name == WHOLE:
             continue
         layers = () if "before" in method.where else (config.layer,)
-        variants += [
-            Variant(text, place_method(method, (budget,), layers), budget)
-            for budget in config.budgets
-        ]
-    variants += [Variant(name, plan) for name, plan in plans]
-    unique = {variant.key: variant for variant in variants}.values()
-    return [Variant(WHOLE, Plan()), *unique, Variant(BLIND, None)]
+        for budget in config.budgets:
+            yield Variant(text, place_method(method, (budget,), layers), budget)
 
 
 def _digest(plan: Plan) -> str:
@@ -87,6 +102,71 @@ class Sweep:
             config.scenes, config.split, config.questions, grid=(side, side)
         )
 
+    def tune(self, on_progress: Callable[[int], None] = lambda _: None) -> dict[str, Any]:
+        """Return the length of the text, and the tuning of every method at the cost of a budget."""
+        config = self.config
+        validation = SceneExamples(
+            config.scenes, "validation", config.questions, grid=self.examples.grid
+        )
+        whole = self._answers(validation, {WHOLE: Plan()})
+        text = round(whole.cost[WHOLE]["mean_length"]) - self._num_tokens
+        settings = {
+            f"{name}@{budget}": self._settings(name, budget, text)
+            for name in config.methods
+            if name != WHOLE
+            for budget in config.budgets
+        }
+
+        def answer(plans: dict[str, Plan]) -> Mapping[str, Sequence[bool]]:
+            return self._answers(validation, plans, on_progress).right
+
+        return {"text": text, "methods": tune(settings, answer)}
+
+    def tuned_variants(self, tuned: Mapping[str, Any]) -> list[Variant]:
+        """Return every method with its best setting, as `tune` found it."""
+        variants = []
+        for key, entry in tuned["methods"].items():
+            name, _, budget = key.partition("@")
+            best = self._settings(name, int(budget), tuned["text"])[entry["chosen"]]
+            variants.append(Variant(f"{name}, tuned", best.plan, int(budget)))
+        return variants
+
+    def _settings(self, name: str, budget: int, text: int) -> list[Matched]:
+        """Return the settings of a method to try at the cost of `budget` tokens."""
+        find(name)
+        if budget > self._num_tokens:
+            raise InputError(
+                f"budgets: got {budget}, expected at most {self._num_tokens}, the number of vision "
+                "tokens of the host"
+            )
+        allowed = spending(self.shape, Plan(Stage1(build("random"), budget)), text)
+        return candidates(name, self.shape, text, allowed, self.config.trials)
+
+    @property
+    def _num_tokens(self) -> int:
+        if self.shape.vision is None:
+            raise InputError(
+                "trials: the vision tokens of this host depend on the image; expected a host with "
+                "a fixed number, or trials 0"
+            )
+        return self.shape.vision
+
+    def _answers(
+        self,
+        examples: SceneExamples,
+        plans: dict[str, Plan],
+        on_progress: Callable[[int], None] = lambda _: None,
+    ) -> Answers:
+        return answer_questions(
+            self.model,
+            self.processor,
+            examples,
+            plans,
+            batch_size=self.config.batch_size,
+            max_new_tokens=self.config.max_new_tokens,
+            on_progress=on_progress,
+        )
+
     def check(self, variants: Sequence[Variant]) -> None:
         """Raise for plans that do not fit the host, before any question is answered."""
         for variant in variants:
@@ -106,15 +186,7 @@ class Sweep:
             families, right = answer_blindly(self.examples, config.blind_scenes, on_progress)
             cost: dict[str, Any] = {"kept": [0]}
         else:
-            answers = answer_questions(
-                self.model,
-                self.processor,
-                self.examples,
-                {variant.name: variant.plan},
-                batch_size=config.batch_size,
-                max_new_tokens=config.max_new_tokens,
-                on_progress=on_progress,
-            )
+            answers = self._answers(self.examples, {variant.name: variant.plan}, on_progress)
             families, right = answers.families, answers.right[variant.name]
             cost = answers.cost[variant.name]
         head = {"key": variant.key, "name": variant.name, "budget": variant.budget}

@@ -17,7 +17,14 @@ from PIL import Image
 from eligo.errors import EligoError, InputError
 from eligo.explorer.record import Answer, ExplorerRecord, Grid, Stage
 from eligo.explorer.server import LiveServer
-from eligo.explorer.tools import LiveBudget, LiveExample, LiveRequest, LiveText, LiveTool
+from eligo.explorer.tools import (
+    LiveBudget,
+    LiveChoice,
+    LiveExample,
+    LiveRequest,
+    LiveText,
+    LiveTool,
+)
 from eligo.selection import Selection
 from limits import REPLY_SECONDS
 
@@ -70,9 +77,12 @@ def tools() -> list[LiveTool]:
     text = LiveText("question", "ask", "what?")
     return [
         LiveTool("echo", "Echo", text, echo, budget=budget, examples=examples),
-        LiveTool("deep", "Deep", text, echo, depth=True, examples=examples),
+        LiveTool(
+            "deep", "Deep", text, echo, depth=True, examples=examples,
+            choices=[LiveChoice("colour", "Colour", ("red", "blue"))],
+        ),
         LiveTool("blind", "Blind", text, _blind, image=False),
-    ]
+    ]  # fmt: skip
 
 
 def _blind(request: LiveRequest) -> ExplorerRecord:

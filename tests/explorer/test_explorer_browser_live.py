@@ -77,6 +77,23 @@ def test_first_request_is_sent_on_load(tab, recorder):
     assert tab.text(".tip .state b") == fate_of(pruned(), 5, 0)
 
 
+def test_menu_sends_its_option_and_replaces_the_record(tab, recorder):
+    look = tab.look
+    recorder.wait(1)
+    recorder.answer()
+    tab.painted()
+    look.get_by_role("radio", name="Deep").click()
+    recorder.wait(2)
+    assert recorder.body()["choices"] == {"colour": "red"}
+    recorder.answer()
+    look.select_option("#live-colour", "blue")
+    recorder.wait(3)
+    assert recorder.body()["choices"] == {"colour": "blue"}
+    recorder.answer(note="in blue")
+    look.wait_for_selector(".note")
+    assert look.locator(".groups li").count() == 2
+
+
 def test_link_to_a_record_is_opened_without_a_request(tab):
     recorder = Recorder(tab, (FOUND,), "#what-colour-is-the-ball/2")
     tab.painted()
@@ -234,7 +251,10 @@ def test_each_tool_has_its_own_controls(tab, recorder):
     recorder.wait(1)
     look.get_by_role("radio", name="Deep").click()
     recorder.wait(2)
-    assert recorder.body() == {"tool": "deep", "text": "what colour?", "image": {"example": "red"}}
+    assert recorder.body() == {
+        "tool": "deep", "text": "what colour?", "image": {"example": "red"},
+        "choices": {"colour": "red"},
+    }  # fmt: skip
     assert look.locator("#live-budget").count() == 0
     look.get_by_role("radio", name="with depth").click()
     recorder.wait(3)

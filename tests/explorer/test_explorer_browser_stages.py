@@ -145,7 +145,8 @@ def test_consecutive_stages_share_one_tab(page, visit):
     tab = visit()
     look = tab.open(page, "#two-tiles/4")
     tab.painted()
-    assert tab.texts(".tabs button") == ["tile 1: 2 stages", "tile 2: 2 stages", "at random"]
+    tabs = ["side by side", "tile 1: 2 stages", "tile 2: 2 stages", "at random"]
+    assert tab.texts(".tabs button") == tabs
     assert look.get_by_role("tab", selected=True).inner_text() == "tile 2: 2 stages"
     assert tab.text(".now strong").startswith("layer 4: 8 of 144 cells kept, 8 of 32")
     tab.after(lambda: look.click(".ticks button:first-child span"))
@@ -162,8 +163,34 @@ def test_independent_stages_have_their_own_tabs(tmp_path, visit):
     tab = visit()
     tab.open(path)
     tab.painted()
-    assert tab.texts(".tabs button") == ["2 stages", "all", "baseline", "baseline inside"]
+    names = ["2 stages", "all", "baseline", "baseline inside"]
+    assert tab.texts(".tabs button") == ["side by side", *names]
+    tab.look.get_by_role("tab", name="2 stages").click()
+    tab.painted()
     assert tab.texts(".ticks button") == ["before layer 0", "layer 4"]
+
+
+def test_any_two_selections_are_shown_side_by_side(tmp_path, visit):
+    path = tmp_path / "page.html"
+    path.write_text(explorer_page([inline(untouched())]))
+    tab = visit()
+    look = tab.open(path)
+    tab.painted()
+    options = look.locator(".side:first-child select option").all_inner_texts()
+    assert len(options) == 4
+    assert options[2:] == ["baseline", "baseline inside"]
+    look.locator(".side select").nth(0).select_option("2")
+    look.locator(".side select").nth(1).select_option("3")
+    tab.painted()
+    said = look.locator(".side .now strong").all_inner_texts()
+    assert [text.split(":")[0] for text in said] == ["baseline", "before layer 0"]
+    boxes = [look.locator(".side .board").nth(at).bounding_box() for at in (0, 1)]
+    assert boxes[0]["y"] == pytest.approx(boxes[1]["y"], abs=1)
+    assert boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]
+    look.keyboard.press("m")  # the mode of both
+    modes = look.locator(".side .board").evaluate_all("all => all.map((one) => one.dataset.mode)")
+    assert modes[0] == modes[1] != "kept"
+    assert tab.problems == []
 
 
 def test_play_button_steps_to_the_last_stage(page, visit):

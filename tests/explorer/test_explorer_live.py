@@ -75,6 +75,9 @@ def test_tools_are_described_to_the_page():
     }  # fmt: skip
     assert (echo["image"], echo["depth"], described[1]["depth"]) == (True, False, True)
     assert described[1]["budget"] is None
+    assert [tool["choices"] for tool in described] == [
+        [], [{"name": "colour", "label": "Colour", "options": ["red", "blue"]}], []
+    ]  # fmt: skip
     example = echo["examples"][0]
     assert example["thumbnail"].startswith("data:image/jpeg;base64,")
     assert {key: example[key] for key in ("id", "title", "text")} == {

@@ -185,6 +185,13 @@ def test_invalid_depth_is_refused(server):
         ({"budget": 2}, "steps of 2 from 1"),
         ({"budget": 2.5}, "steps of 2 from 1"),
         ({"tool": "deep", "budget": 3}, "this tool has none"),
+        ({"choices": "red"}, 'choices: got "red", expected an object'),
+        ({"choices": {"colour": "red"}}, 'got the key "colour", expected one of: none'),
+        (
+            {"tool": "deep", "budget": ..., "choices": {"colour": "green"}},
+            "expected one of red, blue",
+        ),
+        ({"tool": "deep", "budget": ..., "choices": {"colour": ["red"]}}, "got a list of 1"),
         ({"tool": "blind"}, "takes none"),
         ({"image": ...}, "image: got null"),
         ({"image": "red"}, "image: got"),

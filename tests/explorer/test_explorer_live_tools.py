@@ -22,7 +22,7 @@ from eligo.shots.config import PointerSelectorV1Config
 from eligo.shots.inference.learned_selector import LearnedSelector
 from eligo.shots.model.pretrained import build_model
 from eligo.shots.pool.pool import Pool
-from eligo.tokens.methods import build
+from eligo.tokens.methods import METHODS, build
 from eligo.tokens.plan import Cut, Plan, Stage1
 from shipped_models import LEARNER, VLM, make_models, vlm
 
@@ -155,6 +155,26 @@ def test_tokens_tool(tools: Mapping[str, LiveTool]):
     assert other["note"] == ""
     assert "means little" in ask(tool, text="is there any zebra?")["note"]
     assert "generated scenes only" in ask(tool, image=uploaded())["note"]
+
+
+def test_any_two_methods_are_shown_side_by_side(tools: Mapping[str, LiveTool]):
+    tool = tools["tokens"]
+    offered = {choice.name: choice.options for choice in tool.choices}
+    methods = set(METHODS) - {"none", "oracle"}
+    assert set(offered["method"]) == methods | {"plan"}
+    assert set(offered["beside"]) == methods | {"plan", "nothing"}
+    shown = ask(tool, budget=12, choices={"method": "mmr", "beside": "fastv"})
+    assert [(stage["name"], stage["layer"]) for stage in shown["stages"]] == [
+        ("mmr", 0), ("fastv", 2)
+    ]  # fmt: skip
+    assert [kept(stage) for stage in shown["stages"]] == [12, 12]
+    assert list(answers_by_name(shown)) == ["all tokens", "mmr", "fastv"]
+    assert shown["cost"]["mmr: vision tokens"] == "36 > 12"
+    assert shown["cost"]["fastv: vision tokens"] == "36 > 36 > 12"
+    beside_plan = ask(tool, budget=12, choices={"method": "tome", "beside": "plan"})
+    assert [kept(stage) for stage in beside_plan["stages"]] == [12, 12, 8, 6]
+    for name in methods:  # each of them runs here
+        ask(tool, budget=6, choices={"method": name, "beside": "nothing"})
 
 
 def test_answer_of_the_whole_model_is_cached(tools: Mapping[str, LiveTool], monkeypatch):

@@ -29,7 +29,7 @@ MAX_BYTES = 8_000_000
 """Largest body: a photo of six megabytes in base64."""
 MAX_TEXT = 1000
 """Longest text, in characters."""
-_KEYS = ("tool", "image", "depth", "text", "budget")
+_KEYS = ("tool", "image", "depth", "text", "budget", "choices")
 _DATA_URL = re.compile(r"data:image/(\w{1,20});base64,")
 _TYPES = ("png", "jpeg", "webp")
 
@@ -41,13 +41,14 @@ class CheckedRequest:
     tool: LiveTool
     text: str
     budget: int | float | None
+    choices: dict[str, str]
     image: LiveExample | bytes | None
     depth: bytes | None
 
     def open(self) -> LiveRequest:
         """Decode the images."""
         if self.image is None:
-            return LiveRequest(self.text, budget=self.budget)
+            return LiveRequest(self.text, budget=self.budget, choices=self.choices)
         depth, orientation = None, 1
         if isinstance(self.image, LiveExample):
             image, depth = self.image.image, self.image.depth
@@ -56,7 +57,8 @@ class CheckedRequest:
             orientation = orientation_in(self.image)
         if self.depth is not None:
             depth = open_depth(self.depth, image.picture.size, orientation)
-        return LiveRequest(self.text, image, depth if self.tool.depth else None, self.budget)
+        depth = depth if self.tool.depth else None
+        return LiveRequest(self.text, image, depth, self.budget, self.choices)
 
 
 def read(body: bytes, tools: Mapping[str, LiveTool]) -> CheckedRequest:
@@ -71,6 +73,7 @@ def read(body: bytes, tools: Mapping[str, LiveTool]) -> CheckedRequest:
         tool,
         _text(fields.get("text", tool.text.default)),
         _budget(fields.get("budget"), tool.budget),
+        _choices(fields.get("choices", {}), tool),
         _image(fields.get("image"), tool),
         _depth(fields.get("depth"), tool),
     )
@@ -122,6 +125,22 @@ def _budget(given: object, budget: LiveBudget | None) -> int | float | None:
     if abs(steps - round(steps)) > 1e-6:
         _refuse(f"budget: got {given}, expected steps of {budget.step} from {budget.min}")
     return given
+
+
+def _choices(given: object, tool: LiveTool) -> dict[str, str]:
+    """Return an option of every menu of the tool."""
+    menus = {choice.name: choice.options for choice in tool.choices}
+    if not isinstance(given, dict):
+        _refuse(f"choices: got {_short(given)}, expected an object")
+    for name, option in given.items():
+        if name not in menus:
+            known = ", ".join(menus) or "none"
+            _refuse(f"choices: got the key {_short(name)}, expected one of: {known}")
+        if not isinstance(option, str) or option not in menus[name]:
+            _refuse(
+                f"choices.{name}: got {_short(option)}, expected one of {', '.join(menus[name])}"
+            )
+    return {name: given.get(name, options[0]) for name, options in menus.items()}
 
 
 def _image(given: object, tool: LiveTool) -> LiveExample | bytes | None:

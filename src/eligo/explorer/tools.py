@@ -5,7 +5,7 @@ sends.
 """
 
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from math import isfinite
@@ -58,6 +58,15 @@ class LiveBudget:
 
 
 @dataclass(frozen=True)
+class LiveChoice:
+    """A menu; the first option is the default."""
+
+    name: str
+    label: str
+    options: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class LiveImage:
     """An image and a key for caches; equal keys mean equal images."""
 
@@ -92,6 +101,8 @@ class LiveRequest:
     """One channel, of the size of the image; optional, if the tool takes depth."""
     budget: int | float | None = None
     """The slider's value; set if the tool has one."""
+    choices: Mapping[str, str] = field(default_factory=dict)
+    """An option of every menu, by name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +118,7 @@ class LiveTool:
     depth: bool = False
     """Whether it takes depth."""
     budget: LiveBudget | None = None
+    choices: Sequence[LiveChoice] = ()
     examples: Sequence[LiveExample] = ()
 
 
@@ -121,6 +133,7 @@ def describe(tools: Sequence[LiveTool]) -> dict[str, Any]:
                 "image": tool.image,
                 "depth": tool.depth,
                 "budget": None if tool.budget is None else vars(tool.budget),
+                "choices": [vars(choice) for choice in tool.choices],
                 "examples": [
                     {
                         "id": example.id,

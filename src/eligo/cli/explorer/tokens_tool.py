@@ -1,7 +1,8 @@
 """Live pruning: a question on an image, answered with all vision tokens and with a budget.
 
-The slider sets how many tokens enter the language model; later stages scale with it. The shipped
-plan with the nearest budget is used; without one, a training-free plan.
+The slider sets how many tokens enter the language model; later stages scale with it. `plan` is the
+shipped plan with the nearest budget; without one, a training-free plan. Any method can be chosen
+instead, and any two are shown side by side.
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from eligo.cli.explorer.questions import check_question
 from eligo.explorer.record import Answer, ExplorerRecord
 from eligo.explorer.tools import (
     LiveBudget,
+    LiveChoice,
     LiveExample,
     LiveImage,
     LiveRequest,
@@ -33,14 +35,16 @@ from eligo.tokens.data.examples import SceneExamples, TokenExample
 from eligo.tokens.inference.load import load_host
 from eligo.tokens.inference.predict import Prediction, predict
 from eligo.tokens.inference.record import record
-from eligo.tokens.inference.resolve import move_plan
-from eligo.tokens.methods import build
+from eligo.tokens.inference.resolve import move_plan, place_method
+from eligo.tokens.methods import METHODS, build
 from eligo.tokens.plan import Cut, Plan, Stage1
 from eligo.tokens.plan_files import PLAN
 
 _EXAMPLES = 12  # two questions of each family
 _STEPS = 36  # of the slider
 _CACHED = 256  # cached answers of the unpruned model
+_PLAN, _NOTHING = "plan", "nothing"
+_METHODS = tuple(name for name in METHODS if name not in ("none", "oracle"))
 _STRANGE = (
     "The tiny LLaVA was trained on generated scenes only; on other images its answers mean little."
 )
@@ -72,6 +76,10 @@ def tokens_tool(device: str) -> LiveTool | None:
             "Vision tokens that enter the language model", step, supply, step,
             step * (_first(plans[0], supply) // step), f"of {supply}",
         ),
+        choices=[
+            LiveChoice("method", "Method", (_PLAN, *_METHODS)),
+            LiveChoice("beside", "Beside it", (_NOTHING, _PLAN, *_METHODS)),
+        ],
         examples=examples,
         run=_Pruner(device, plans, supply, known).run,
     )  # fmt: skip
@@ -108,20 +116,26 @@ class _Pruner:
         assert request.image is not None
         assert request.budget is not None
         full_answer = self._full_answer(request.image, request.text)
-        plan = plan_at(self.plans, int(request.budget), self.supply)
-        prediction = self._predict(plan, request.image.picture, request.text)
+        names = [request.choices.get("method", _PLAN), request.choices.get("beside", _NOTHING)]
+        plans = [self._plan(name, int(request.budget)) for name in names if name != _NOTHING]
+        predictions = [self._predict(plan, request.image.picture, request.text) for plan in plans]
         right = self.known.get((request.image, request.text))
         if request.image not in self.examples:
             note = " ".join(filter(None, [note, _STRANGE]))
-        chosen_by = ", then ".join(dict.fromkeys(stage.reducer.name for stage in plan.stages))
-        return record(
-            prediction,
-            answers=[
-                Answer(who, answer, None if right is None else answer == right)
-                for who, answer in (("all tokens", full_answer), (chosen_by, prediction.answer))
-            ],
-            note=note,
-        )
+        named = [("all tokens", full_answer)]
+        named += [
+            (_described(plan), prediction.answer)
+            for plan, prediction in zip(plans, predictions, strict=True)
+        ]
+        answers = [
+            Answer(who, answer, None if right is None else answer == right) for who, answer in named
+        ]
+        return beside([record(one, answers=answers, note=note) for one in predictions], names)
+
+    def _plan(self, name: str, budget: int) -> Plan:
+        if name == _PLAN:
+            return plan_at(self.plans, budget, self.supply)
+        return place_method(build(name), (budget,))
 
     def _full_answer(self, image: LiveImage, question: str) -> str:
         key = (image.key, question)
@@ -135,6 +149,23 @@ class _Pruner:
     def _predict(self, plan: Plan, image: Image.Image, question: str) -> Prediction:
         model, processor = self.host
         return predict(image, question, model=model, processor=processor, plan=plan)
+
+
+def beside(records: Sequence[ExplorerRecord], names: Sequence[str]) -> ExplorerRecord:
+    """Return the first record with the stages of all; the cost of each, if there are several."""
+    if len(records) == 1:
+        return records[0]
+    cost = {
+        f"{name}: {label}": one.cost[label]
+        for label in ("vision tokens", "cut before layer", "selector", "saved, net of selector")
+        for name, one in zip(names, records, strict=True)
+    }
+    stages = tuple(stage for one in records for stage in one.stages)
+    return replace(records[0], stages=stages, cost=cost)
+
+
+def _described(plan: Plan) -> str:
+    return ", then ".join(dict.fromkeys(stage.reducer.name for stage in plan.stages))
 
 
 def plan_at(plans: Sequence[Plan], budget: int, supply: int) -> Plan:

@@ -3,12 +3,13 @@
 import { ABSENT, DROPPED, KEPT, UNREACHED, numPlaces, readRow } from "./reading.js";
 
 // The views of a record, in the order of their first stage: a chain of stages over one grid is one
-// view, every other stage is its own.
+// view, every other stage is its own. Several chains over one grid also have a view of two of them,
+// which comes first.
 export function viewsOf(record) {
   const views = [];
   record.stages.forEach((stage, at) => {
     const kind = stage.items ? "items" : hasRows(stage) ? "rows" : "grid";
-    const before = views.find((view) => kind === "grid" && continues(record, view, stage));
+    const before = views.findLast((view) => kind === "grid" && continues(record, view, stage));
     if (before) before.stages.push(at);
     else views.push({ kind, stages: [at] });
   });
@@ -19,7 +20,15 @@ export function viewsOf(record) {
     if (view.stages.length > 1 && chains.length > 1)
       view.name = `${first.grid.picture}: ${view.name}`;
   }
-  return views;
+  return [...pairsOf(record, views), ...views];
+}
+
+function pairsOf(record, views) {
+  const gridOf = (view) => record.stages[view.stages[0]].grid;
+  const [first, ...others] = views.filter((view) => view.kind === "grid");
+  const sides = first ? [first, ...others.filter((one) => sameGrid(gridOf(one), gridOf(first)))] : [];
+  if (sides.length < 2) return [];
+  return [{ kind: "pair", name: "side by side", stages: first.stages.slice(0, 1), sides }];
 }
 
 export function hasRows(stage) {

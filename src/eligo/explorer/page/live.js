@@ -10,7 +10,8 @@ import { number } from "./words.js";
 const asImage = (data) => ({ image: { data }, depth: null, example: null });
 const asDepth = (data) => ({ depth: { data } });
 
-// `made(record, key)` receives the answers; requests that differ only in the budget have the same key.
+// `made(record, key)` receives the answers; requests that differ only in budget and menus have the same
+// key.
 // `runs`: run the first example at once.
 export function startLive(node, live, { made, runs }) {
   const tools = live.tools;
@@ -33,7 +34,7 @@ export function startLive(node, live, { made, runs }) {
       node.removeAttribute("data-busy");
       error.hidden = true;
       status.textContent = `${Math.round(reply.milliseconds)} ms`;
-      const { budget: _budget, ...question } = body;
+      const { budget: _budget, choices: _choices, ...question } = body;
       made(reply.record, JSON.stringify(question));
     },
     onerror: fail,
@@ -47,13 +48,14 @@ export function startLive(node, live, { made, runs }) {
     error.hidden = false;
   }
   function body() {
-    const { text, image, depth, budget } = state();
+    const { text, image, depth, budget, choices } = state();
     return {
       tool: tool.name,
       text,
       ...(tool.image && image ? { image } : {}),
       ...(tool.depth && depth ? { depth } : {}),
       ...(tool.budget ? { budget } : {}),
+      ...(tool.choices.length ? { choices } : {}),
     };
   }
   const run = (pace) => {
@@ -109,6 +111,7 @@ function initial(tool) {
     image: example && tool.image ? { example: example.id } : null,
     depth: null,
     budget: tool.budget?.default ?? null,
+    choices: Object.fromEntries(tool.choices.map(({ name, options }) => [name, options[0]])),
   };
 }
 
@@ -135,7 +138,16 @@ function parts(tool, state, { run, take, choose }) {
     el("div", { class: "field" }, el("label", { for: "live-text" }, tool.text.label), text),
   );
   const button = el("button", { type: "button", class: "run", onclick: () => run("now") }, "Run");
-  fields.push(el("div", { class: "go" }, tool.budget && budgetOf(tool.budget, state, run), button));
+  const menus = tool.choices.map((choice) => menuOf(choice, state, run));
+  fields.push(
+    el(
+      "div",
+      { class: "go" },
+      tool.budget && budgetOf(tool.budget, state, run),
+      menus.length > 0 && el("div", { class: "menus" }, menus),
+      button,
+    ),
+  );
   return fields;
 }
 
@@ -162,6 +174,23 @@ function budgetOf(budget, state, run) {
     el("label", { for: "live-budget" }, budget.label, value),
     slider,
   );
+}
+
+function menuOf({ name, label, options }, state, run) {
+  const id = `live-${name}`;
+  const menu = el(
+    "select",
+    {
+      id,
+      onchange: () => {
+        state.choices[name] = menu.value;
+        run("now");
+      },
+    },
+    options.map((option) => el("option", { value: option }, option)),
+  );
+  menu.value = state.choices[name];
+  return el("div", { class: "field" }, el("label", { for: id }, label), menu);
 }
 
 function examplesOf(tool, state, { take, choose }) {

@@ -5,12 +5,13 @@ import { el, mark, rove } from "./dom.js";
 import { itemsView } from "./items.js";
 import { viewsOf } from "./journey.js";
 import { legendOf } from "./legend.js";
+import { pairView } from "./pair.js";
 import { alike, ofItems } from "./picture.js";
 import { rowsView } from "./rows.js";
 import { correctness } from "./words.js";
 import { zoomable } from "./zoom.js";
 
-const VIEWS = { grid: chainView, rows: rowsView, items: itemsView };
+const VIEWS = { grid: chainView, items: itemsView, pair: pairView, rows: rowsView };
 
 // `moved({stage, row})` is called when the user goes elsewhere. Returns the element and its actions.
 export function showRecord(record, place, moved) {
@@ -25,19 +26,21 @@ export function showRecord(record, place, moved) {
         type: "button",
         role: "tab",
         dir: "auto",
-        onclick: () => open({ stage: views[at].stages[0], row: 0 }),
+        onclick: () => openAt(at),
       },
       view.name,
     ),
   );
 
   function open(to) {
-    const at = Math.max(
-      0,
-      views.findIndex((view) => view.stages.includes(to.stage)),
-    );
+    const at = views.findIndex((view) => view.stages.includes(to.stage));
+    if (views.length) show(Math.max(0, at), to);
+  }
+  function openAt(at) {
+    show(at, { stage: views[at].stages[0], row: 0 });
+  }
+  function show(at, to) {
     shown.leave();
-    if (!views.length) return;
     shown.view = VIEWS[views[at].kind](record, views[at], to, moved);
     mark(tabs, at, "aria-selected");
     panel.setAttribute("aria-label", views[at].name);
@@ -46,7 +49,7 @@ export function showRecord(record, place, moved) {
     aside.dataset.kind = views[at].kind;
   }
   const bar = el("div", { class: "tabs", role: "tablist", "aria-label": "stages" }, tabs);
-  rove(bar, "[role=tab]", (_, at) => open({ stage: views[at].stages[0], row: 0 }));
+  rove(bar, "[role=tab]", (_, at) => openAt(at));
   if (views.length > 1) panel.setAttribute("role", "tabpanel");
   shown.node = el(
     "article",

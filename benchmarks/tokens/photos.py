@@ -183,6 +183,7 @@ class PhotosStudy:
             "host.model": str(self.host), "data.images": self.images,
             "data.train_lines": self.questions, "data.validation_lines": self.questions,
             "train.name": name, "train.seed": seed, "train.out": self.out,
+            "train.check_data": (arm, trial, seed) == self.trials[0],  # all have the same files
         }  # fmt: skip
         changes = {**self.config.arms[arm], **self.config.trials[trial]}
         # A trial may change a part that the arm does not have.

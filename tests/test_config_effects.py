@@ -41,6 +41,8 @@ RULES: list[tuple[str, dict[str, Any], str, str]] = [
     (TOKENS, {"merger": {"num_heads": 2}}, "merger.num_heads", "merger.kind is simple"),
     (TOKENS, {"pruners": {"kind": "simple", "num_heads": 2}}, "pruners.num_heads",
      "pruners.kind is simple"),
+    (TOKENS, {"merger": {"diverse": False, "redundancy": "mmr"}}, "merger.redundancy",
+     "diverse is false"),
     (TOKENS, {"merger": None, "size_bias": False}, "size_bias", "merger is null"),
     (TOKENS, {"merger": None, "optim": {"merger": {"lr": 1.0}}}, "optim.merger", "merger is null"),
     (TOKENS, {"pruners": None, "optim": {"pruners": {"lr": 1.0}}}, "optim.pruners", "pruners is"),

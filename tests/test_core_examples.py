@@ -13,7 +13,7 @@ MODULES = {
     "eligo.nn.similarity_scale": 1,
     "eligo.ops.assignment": 3,
     "eligo.ops.bipartite": 3,
-    "eligo.ops.diverse": 6,
+    "eligo.ops.diverse": 7,
     "eligo.ops.masked": 6,
     "eligo.ops.maxsim": 2,
     "eligo.ops.topk": 7,

@@ -12,8 +12,10 @@ from eligo.ops import (
     farthest_points,
     greedy_dpp,
     greedy_mmr,
+    greedy_redundancy,
     nearest_other,
     ordered_dither,
+    top_k,
 )
 from strategies import Ragged, production, quick, ragged, rows
 
@@ -151,6 +153,47 @@ def test_greedy_mmr_equals_loops(balance: float):
             ]  # fmt: skip
             picked.append(left[int(np.argmax(scores))])
         assert found[row].tolist() == padded(picked, 6)
+
+
+@quick
+@given(size=st.integers(1, 7), seed=st.integers(0, 99), ties=st.booleans())
+def test_greedy_redundancy_gives_the_greedy_choice(size: int, seed: int, ties: bool):
+    """Also per row: budgets, padding (NaN) and other rows change nothing."""
+    source = torch.Generator().manual_seed(seed)
+    relevance = torch.rand(3, size, generator=source)
+    if ties:
+        relevance = relevance.round()
+    vectors = torch.nn.functional.normalize(torch.randn(3, size, 3, generator=source), dim=-1)
+    cosines = vectors @ vectors.mT
+    mask = torch.rand(3, size, generator=source) < 0.8
+    budgets = torch.randint(0, size + 1, (3,), generator=source)
+    pairs = mask.unsqueeze(-1) & mask.unsqueeze(-2)
+    found = greedy_redundancy(
+        relevance.masked_fill(~mask, torch.nan), cosines.masked_fill(~pairs, torch.nan),
+        torch.tensor(0.5), budgets, mask, width=size,
+    )  # fmt: skip
+    for row, k in enumerate(budgets.tolist()):
+        r, c = relevance[row].tolist(), cosines[row].tolist()
+        real = [i for i in range(size) if mask[row, i]]
+        picked, expected = [], [-1.0] * size
+        while len(picked) < min(k, len(real)):
+            left = [i for i in real if i not in picked]
+            likes = {i: max([c[i][j] for j in picked], default=-1.0) for i in left}
+            pick = max(left, key=lambda i: np.float32(r[i]) - np.float32(0.5 * likes[i]))
+            expected[pick] = likes[pick]
+            picked.append(pick)
+        for i in set(real) - set(picked):
+            expected[i] = max([c[i][j] for j in picked], default=-1.0)
+        assert found[row][mask[row]].tolist() == [expected[i] for i in real]
+        ranks = relevance[row] - 0.5 * found[row]
+        assert top_k(ranks, k, mask[row]).tolist() == padded(picked, k)
+
+
+def test_greedy_redundancy_has_a_gradient():
+    cosines = torch.tensor([[1.0, 0.9, 0.2], [0.9, 1.0, 0.0], [0.2, 0.0, 1.0]], requires_grad=True)
+    greedy_redundancy(torch.tensor([3.0, 2.9, 2.5]), cosines, 1.0, 2).sum().backward()
+    assert cosines.grad.tolist() == [[0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
+    assert greedy_redundancy(torch.zeros(2, 0), torch.zeros(2, 0, 0), 1.0, 3).shape == (2, 0)
 
 
 def test_nearest_other_by_hand():

@@ -19,9 +19,12 @@ IMAGES, TOKENS, WORDS, WIDTH = 4, 36, 7, 32
 
 def make_part(kind: str) -> TokenMerger | LayerPruner:
     torch.manual_seed(0)
-    if kind == "pruner":
-        return LayerPruner(WIDTH, 16, 2).eval()
-    shape = MergerShape(kind="question_aware", width=WIDTH, question_width=WIDTH, dim=16)
+    redundancy = "mmr" if kind.endswith("mmr") else "peaks"
+    if kind.startswith("pruner"):
+        return LayerPruner(WIDTH, 16, 2, redundancy=redundancy).eval()
+    shape = MergerShape(
+        kind="question_aware", width=WIDTH, question_width=WIDTH, dim=16, redundancy=redundancy
+    )
     return TokenMerger(shape).eval()
 
 
@@ -47,7 +50,7 @@ def test_nothing_is_recorded_on_a_cpu():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", ["merger", "pruner"])
+@pytest.mark.parametrize("kind", ["merger", "pruner", "merger_mmr", "pruner_mmr"])
 def test_replay_equals_eager_selection(kind: str):
     part, budget = make_part(kind).cuda(), torch.tensor([9] * IMAGES)
     found = []

@@ -67,10 +67,11 @@ def make_context(images: int = 2) -> ReducerContext:
     "reducer",
     [
         LayerPruner(8, 8, 2),
+        LayerPruner(8, 8, 2, redundancy="mmr"),
         TokenMerger(MergerShape(width=8, dim=8)),
         TokenMerger(MergerShape(kind="question_aware", width=8, question_width=8, dim=8)),
     ],
-    ids=["pruner", "simple", "question_aware"],
+    ids=["pruner", "pruner_mmr", "simple", "question_aware"],
 )
 def test_unpadded_selection_needs_no_sync_and_equals_the_padded_one(reducer: Any) -> None:
     context, budget = make_context(), torch.tensor([6, 6])

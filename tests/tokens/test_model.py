@@ -1,7 +1,9 @@
 """Merger, pruners and discriminator by themselves, without a host."""
 
+import operator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +17,9 @@ from eligo import ops
 from eligo.config.yaml import dump_yaml
 from eligo.errors import EligoError, InputError
 from eligo.tokens.model.discriminator import Discriminator, DiscriminatorShape
-from eligo.tokens.model.layer_pruners import LayerPruners, PrunersShape
+from eligo.tokens.model.layer_pruners import LayerPruner, LayerPruners, PrunersShape
 from eligo.tokens.model.relaxer import Relaxation, TrainingRelaxer, add_noise, relax_top_k
+from eligo.tokens.model.scorers import real_features
 from eligo.tokens.model.token_merger import MergerShape, TokenMerger
 from eligo.tokens.reducer import Reducer, ReducerContext
 from eligo.train.weights import save_weights
@@ -24,19 +27,27 @@ from eligo.train.weights import save_weights
 WIDTH, TEXT, DIM = 12, 10, 16
 SOFT = Relaxation(temperature=0.7, noise=0.5, hard=False)
 HARD = Relaxation(temperature=0.1, noise=0.0, hard=True)
-KINDS = ("simple", "question_aware")
+KINDS = ("simple", "question_aware", "mmr")
+"""Mergers; the last reads the question and ranks by marginal relevance, the others by peaks."""
 
 
-def make_merger(kind: str) -> TokenMerger:
-    aware = kind == "question_aware"
-    shape = MergerShape(
-        kind=kind, width=WIDTH, question_width=TEXT if aware else None, dim=DIM, num_heads=2
-    )
-    return TokenMerger(shape)
+def make_merger(kind: str, text: int = TEXT) -> TokenMerger:
+    shape: dict[str, Any] = {"width": WIDTH, "dim": DIM, "num_heads": 2}
+    if kind != "simple":
+        shape |= {"kind": "question_aware", "question_width": text}
+    return TokenMerger(MergerShape(**shape, redundancy="mmr" if kind == "mmr" else "peaks"))
 
 
-def make_pruners(layers: tuple[int, ...] = (1, 3)) -> LayerPruners:
-    return LayerPruners(PrunersShape(layers=layers, width=WIDTH, dim=DIM, num_heads=2))
+def make_pruners(layers: tuple[int, ...] = (1, 3), redundancy: str = "peaks") -> LayerPruners:
+    shape: dict[str, Any] = {"layers": layers, "redundancy": redundancy}
+    return LayerPruners(PrunersShape(**shape, width=WIDTH, dim=DIM, num_heads=2))
+
+
+def make_reducer(part: str, text: int = TEXT) -> TokenMerger | LayerPruner:
+    """Return a merger, or the first of the pruners `pruner` and `pruner_mmr`."""
+    if part.startswith("pruner"):
+        return make_pruners(redundancy="mmr" if part == "pruner_mmr" else "peaks")[1]
+    return make_merger(part, text)
 
 
 def make_context(
@@ -123,6 +134,33 @@ def test_merger_keeps_one_of_each_group_of_similar_tokens(kind):
     assert len(set(looks[0].tolist())) == 2  # equal tokens have equal scores
 
 
+@pytest.mark.parametrize("part", ["mmr", "pruner_mmr"])
+def test_learned_relevance_less_redundancy_equals_loops(part):
+    """Greedy, with the learned scores as relevance and the learned weight, in plain Python."""
+    context, budgets = make_context(question_width=WIDTH), torch.tensor([4, 3, 5])
+    reducer = make_reducer(part, WIDTH)
+    with torch.no_grad():
+        reducer.peaks.log_weight.fill_(-1.0)
+        scores, embedded = (
+            reducer._scores(context, real_features(context))
+            if isinstance(reducer, TokenMerger)
+            else reducer._scores(context)
+        )
+        chosen = reducer.select(context, budgets)
+    for row, count in enumerate(budgets.tolist()):
+        units = torch.nn.functional.normalize(embedded[row], dim=-1).tolist()
+        picked: list[int] = []
+        while len(picked) < count:
+            best, best_gain = -1, -float("inf")
+            for i in range(9 - row):
+                likes = [sum(map(operator.mul, units[i], units[j])) for j in picked]
+                gain = scores[row, i].item() - max(likes, default=0.0) / 2.718281828
+                if i not in picked and gain > best_gain:
+                    best, best_gain = i, gain
+            picked.append(best)
+        assert chosen.indices[row, :count].tolist() == sorted(picked)
+
+
 def test_merger_without_size_bias():
     merged = make_merger("simple").relax(make_context(), budget(4), SOFT, size_bias=False)
     assert merged.key_bias.abs().max() == 0
@@ -178,9 +216,14 @@ def test_scores_of_kept_and_dropped_tokens_get_gradients():
         assert (gradient[context.mask].abs() > 0).all()
 
 
+RANKING = {"peaks": ("spread", "diversity"), "mmr": ("log_weight",)}
+
+
+@pytest.mark.parametrize("redundancy", RANKING)
 @pytest.mark.parametrize("mode", ["straight_through", "soft"])
-def test_every_pruner_parameter_gets_a_gradient(mode):
-    pruners, context = make_pruners(), make_context(question_width=WIDTH)
+def test_every_pruner_parameter_gets_a_gradient(mode, redundancy):
+    pruners = make_pruners(redundancy=redundancy)
+    context = make_context(question_width=WIDTH)
     relaxer = TrainingRelaxer(None, pruners, Relaxation(0.7, 0.5, False, mode))
     total = torch.zeros(())
     for layer in (1, 3):
@@ -198,7 +241,7 @@ def test_every_pruner_parameter_gets_a_gradient(mode):
         relaxer.cut(layer, context, budget(4))
     relaxer.sparsity().backward()
     # Scores alone are held to the budget, not how far look-alikes are marked down.
-    ranking = [f"heads.{n}.peaks.{name}" for n in (1, 3) for name in ("spread", "diversity")]
+    ranking = [f"heads.{n}.peaks.{name}" for n in (1, 3) for name in RANKING[redundancy]]
     assert dead(pruners) == ranking
 
 
@@ -211,11 +254,10 @@ def test_sparsity_is_zero_at_the_kept_ratio():
     assert relaxer.sparsity() > 1e-4
 
 
-@pytest.mark.parametrize("part", ["simple", "question_aware", "pruner"])
+@pytest.mark.parametrize("part", [*KINDS, "pruner", "pruner_mmr"])
 def test_selection_is_independent_of_batch_and_padding(part):
-    width = WIDTH if part == "pruner" else TEXT
-    context = make_context(question_width=width)
-    reducer = make_pruners()[1] if part == "pruner" else make_merger(part)
+    context = make_context(question_width=WIDTH)
+    reducer = make_reducer(part, WIDTH)
     assert isinstance(reducer, Reducer)
     together = reducer.select(context, torch.tensor([4, 3, 2]))
     for row, count in enumerate([4, 3, 2]):
@@ -263,19 +305,23 @@ def parts() -> list:
         make_merger("simple"),
         make_merger("question_aware"),
         make_pruners(),
+        make_merger("mmr"),
+        make_pruners(redundancy="mmr"),
         Discriminator(shape),
         Discriminator(shape.replace({"spectral_norm": True})),
     ]
 
 
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", range(7))
 def test_each_module_loads_alone(number, tmp_path: Path):
     part = parts()[number]
     part.save_pretrained(tmp_path / "own")
     # What the loop writes: weights, and the run's whole config.
     sections = {"merger": {"kind": "simple", "num_heads": 2}, "pruners": {"num_heads": 2}}
-    if number == 1:
+    if number in (1, 3):
         sections["merger"]["kind"] = "question_aware"
+    if number in (3, 4):  # without the key, a run is of a version that had peaks only
+        sections["merger"]["redundancy"] = sections["pruners"]["redundancy"] = "mmr"
     checkpoint = tmp_path / "run" / "best"
     save_weights(checkpoint, {part.file_name: part})
     (checkpoint / "config.yaml").write_text(dump_yaml(sections))
@@ -300,17 +346,11 @@ def test_loading_is_strict(tmp_path: Path):
         TokenMerger.from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "pruner"])
+@pytest.mark.parametrize("kind", [*KINDS, "pruner", "pruner_mmr"])
 def test_flops_equal_torchs_counter(kind):
     tokens, words, count = 9, 4, 4
     context = make_context(images=1, words=words, question_width=WIDTH)
-    reducer = make_pruners()[1] if kind == "pruner" else None
-    if reducer is None:
-        aware = kind == "question_aware"
-        shape = MergerShape(
-            kind=kind, width=WIDTH, question_width=WIDTH if aware else None, dim=DIM, num_heads=2
-        )
-        reducer = TokenMerger(shape)
+    reducer = make_reducer(kind, WIDTH)
     # The counter does not know the CPU's fused attention.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.no_grad():
         reducer.select(context, budget(count, 1)).fold(context.features)
@@ -335,14 +375,14 @@ def test_frozen_discriminator_gives_gradients_to_states_only(spectral):
 
 
 def test_frozen_equals_forward():
-    critic, (states, mask) = parts()[3], discriminator_inputs()
+    critic, (states, mask) = parts()[5], discriminator_inputs()
     torch.testing.assert_close(critic.frozen(states, mask), critic(states, mask))
     bad = states.masked_fill(~mask[None, ..., None], torch.nan)
     torch.testing.assert_close(critic(bad, mask), critic(states, mask))
 
 
 def test_reinitialise_replaces_all_weights():
-    for critic in parts()[3:]:
+    for critic in parts()[5:]:
         before = {name: value.clone() for name, value in critic.state_dict().items()}
         critic.reinitialise()
         changed = [n for n, v in critic.state_dict().items() if not torch.equal(v, before[n])]

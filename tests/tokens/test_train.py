@@ -20,11 +20,15 @@ from eligo.tokens.training.objective import (
 )
 from eligo.train import Progress
 
+MMR = {"merger__redundancy": "mmr", "pruners__redundancy": "mmr"}
 
-@pytest.mark.parametrize("kind", ["simple", "question_aware"])
+
+@pytest.mark.parametrize(
+    "changes", [{"merger__kind": "simple"}, {}, MMR], ids=["simple", "question_aware", "mmr"]
+)
 @pytest.mark.parametrize("positions", ["original", "reindex"])
-def test_training_form_equals_the_hard_form_after_annealing(kind, positions):
-    task = make(merger__kind=kind, positions=positions)
+def test_training_form_equals_the_hard_form_after_annealing(changes, positions):
+    task = make(**changes, positions=positions)
     batch = first_batch(task)
     with torch.no_grad():
         soft, _ = task.observe_pruned(batch, task.relaxation(1.0, training=False))
@@ -39,9 +43,10 @@ def test_training_form_equals_the_hard_form_after_annealing(kind, positions):
     assert (whole.logits - hard.logits).abs().max() > 1e-2
 
 
-def test_every_parameter_gets_a_gradient():
+@pytest.mark.parametrize("changes", [{}, MMR], ids=["peaks", "mmr"])
+def test_every_parameter_gets_a_gradient(changes):
     for objective in ("distill", "adversarial"):
-        task = make(objective=objective)
+        task = make(objective=objective, **changes)
         batch = first_batch(task)
         output = task.step(batch, Progress(0, 4))
         torch.stack(list(output.losses.values())).sum().backward()
@@ -192,9 +197,14 @@ def test_training_brings_the_hard_form_closer_to_the_whole_model():
     assert max(left) < 1
 
 
-def _distance_left(seed: int, steps: int = 60) -> float:
+def test_training_of_marginal_relevance_helps_too():
+    assert _distance_left(0, **MMR) < 0.9
+
+
+def _distance_left(seed: int, steps: int = 60, **changes: str) -> float:
     """Return distance after / before a short training, between hard form and whole model."""
-    task = make(merger__budget=8, pruners__budgets=[4, 2], train__batch_size=16, train__seed=seed)
+    small = {"merger__budget": 8, "pruners__budgets": [4, 2], "train__batch_size": 16}
+    task = make(**small, train__seed=seed, **changes)
     batches = task.batches(0, 0, 1, CPU)
     unseen = [next(task.batches(1000 + step, 0, 1, CPU)) for step in range(3)]
 

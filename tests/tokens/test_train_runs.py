@@ -16,6 +16,7 @@ from eligo.tokens.config import TokensTrainConfig
 from eligo.tokens.cost.flops import count_cost
 from eligo.tokens.cost.shapes import LLAVA_7B
 from eligo.tokens.model.layer_pruners import LayerPruners
+from eligo.tokens.model.scorers import MarginalRelevance
 from eligo.tokens.model.token_merger import TokenMerger
 from eligo.tokens.plan import Plan
 from eligo.tokens.training.task import TokensTask, with_counted_steps
@@ -92,6 +93,18 @@ def test_resumed_run_has_the_same_weights_and_loads_as_a_plan(tmp_path: Path):
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     logged = {key for line in lines for key in line}
     assert {"loss/task", "loss/adversarial", "loss/real", "loss/fake", "temperature"} <= logged
+
+
+def test_run_with_marginal_relevance_loads_as_a_plan(tmp_path: Path):
+    config = tiny(tmp_path, merger__redundancy="mmr", pruners__redundancy="mmr")
+    result = fit(TokensTask(config), config.train)
+    plan = Plan.load(result.folder)
+    plan.save(tmp_path / "saved")
+    for loaded in (plan, Plan.load(tmp_path / "saved")):
+        for stage in loaded.stages:
+            assert isinstance(stage.reducer.peaks, MarginalRelevance)
+    weights = [stage.reducer.peaks.log_weight.item() for stage in plan.stages]
+    assert 0.0 not in weights  # where it starts
 
 
 def test_two_stage_yaml_describes_its_saving_and_trains():

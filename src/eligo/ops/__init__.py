@@ -11,6 +11,7 @@ from eligo.ops.diverse import (
     farthest_points,
     greedy_dpp,
     greedy_mmr,
+    greedy_redundancy,
     nearest_other,
     ordered_dither,
 )
@@ -36,8 +37,8 @@ from eligo.ops.topk import (
 
 __all__ = [
     "Matching", "align_left", "align_right", "bipartite_match", "distinctness", "farthest_points",
-    "fold", "gather", "greedy_dpp", "greedy_mmr", "gumbel_noise", "gumbel_top_k", "kept_mask",
-    "masked_log_softmax", "masked_mean", "masked_softmax", "maxsim", "maxsim_pieces", "merge",
-    "nearest_other", "ordered_dither", "relaxed_top_k", "soft_assignment", "straight_through",
-    "straight_through_top_k", "top_k", "top_k_mask", "unfold", "unmerge",
+    "fold", "gather", "greedy_dpp", "greedy_mmr", "greedy_redundancy", "gumbel_noise",
+    "gumbel_top_k", "kept_mask", "masked_log_softmax", "masked_mean", "masked_softmax", "maxsim",
+    "maxsim_pieces", "merge", "nearest_other", "ordered_dither", "relaxed_top_k", "soft_assignment",
+    "straight_through", "straight_through_top_k", "top_k", "top_k_mask", "unfold", "unmerge",
 ]  # fmt: skip

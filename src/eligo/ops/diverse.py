@@ -5,8 +5,9 @@ in DivPrune (Alvar et al. 2025) at the candidate farthest from all others. `gree
 greedy MAP inference of a determinantal point process (Chen, Zhang and Zhou, NeurIPS 2018), by an
 incremental Cholesky factor. The paper stops at the rank of the kernel; here, picks continue by the
 diagonal, because budgets are exact. `greedy_mmr` is maximal marginal relevance (Carbonell and
-Goldstein, SIGIR 1998). These loop over the picks and have no gradient. `distinctness` is a one-pass
-alternative with a gradient, from density peaks (Rodriguez and Laio, Science 2014).
+Goldstein, SIGIR 1998). These loop over the picks and have no gradient. `greedy_redundancy` turns
+the last one into a top-k with a gradient; `distinctness` is a one-pass alternative, from density
+peaks (Rodriguez and Laio, Science 2014).
 `ordered_dither` is Bayer's order of grid places (1973): any prefix of it covers the grid evenly.
 """
 
@@ -131,6 +132,47 @@ def greedy_mmr(
         free = free.scatter(-1, pick, False)
         picks.append(pick)
     return _joined(picks, mask, k, width)
+
+
+def greedy_redundancy(
+    relevance: Float[Tensor, "*batch candidates"],
+    similarities: Float[Tensor, "*batch candidates candidates"],
+    weight: float | Float[Tensor, ""],
+    k: int | Int[Tensor, "*batch"],
+    mask: Bool[Tensor, "*batch candidates"] | None = None,
+    *,
+    width: int | None = None,
+) -> Float[Tensor, "*batch candidates"]:
+    """`max c_ij` over the picks j before i, where `argmax_i r_i - w max_{j in S} c_ij` picks.
+
+    Candidates that are not among the k picks are compared with all of them; the first pick gets -1,
+    the lowest cosine. For `w >= 0`, gains fall from pick to pick: the top-k of `r - w redundancy`
+    is the greedy choice. Gradients reach `similarities` only. `k`, `mask`, `width`: see `top_k`.
+
+    >>> cosines = torch.tensor([[1.0, 0.9, 0.2], [0.9, 1.0, 0.0], [0.2, 0.0, 1.0]])
+    >>> greedy_redundancy(torch.tensor([3.0, 2.9, 2.5]), cosines, 1.0, 2)
+    tensor([-1.0000,  0.9000,  0.2000])
+    """
+    num_candidates = relevance.shape[-1]
+    width = budget_width("greedy_redundancy", k, width, num_candidates)
+    relevance, cosines = relevance.detach().float(), similarities.detach().float()
+    weight = weight.detach() if isinstance(weight, Tensor) else weight
+    limit = None if isinstance(k, int) else k.to(relevance.device, non_blocking=True).unsqueeze(-1)
+    free = full_mask(relevance, mask)
+    redundancy = torch.full_like(relevance, -1.0)
+    nearest = torch.full_like(relevance, -1, dtype=torch.int64)
+    for step in range(min(width, num_candidates)):
+        scores = torch.where(free, relevance - weight * redundancy, -torch.inf)
+        pick = scores.argmax(-1, keepdim=True)
+        free = free.scatter(-1, pick, False)
+        to_pick = gather(cosines, pick, padded=False).squeeze(-2)
+        closer = free & (to_pick > redundancy)
+        if limit is not None:
+            closer = closer & (step < limit)
+        redundancy = torch.where(closer, to_pick, redundancy)
+        nearest = torch.where(closer, pick, nearest)
+    found = gather(similarities.float(), nearest.unsqueeze(-1)).squeeze(-1)
+    return torch.where(nearest < 0, -1.0, found)
 
 
 def nearest_other(

@@ -140,6 +140,13 @@ class _SelectorConfig(Config):
     """Heads of its attention to the question."""
     diverse: bool = True
     """Lower the score of tokens that resemble a better one."""
+    redundancy: Literal["peaks", "mmr"] = "peaks"
+    """What a better one is: any with a higher score (density peaks), or one that was picked before
+    (mmr: relevance less redundancy, with learned relevance and weight)."""
+
+    def without_effect(self) -> dict[str, str]:
+        """Settings of parts that are not there."""
+        return {} if self.diverse else {"redundancy": "diverse is false"}
 
 
 class MergerConfig(_SelectorConfig):
@@ -154,9 +161,10 @@ class MergerConfig(_SelectorConfig):
 
     def without_effect(self) -> dict[str, str]:
         """The heads of the attention to the question, if there is none."""
-        if self.kind == "question_aware":
-            return {}
-        return {"num_heads": "merger.kind is simple, which does not read the question"}
+        unused = super().without_effect()
+        if self.kind == "simple":
+            unused["num_heads"] = "merger.kind is simple, which does not read the question"
+        return unused
 
     def resolve(self, num_tokens: int) -> int:
         """Return how many of `num_tokens` are kept."""
@@ -192,9 +200,10 @@ class PrunersConfig(_SelectorConfig):
 
     def without_effect(self) -> dict[str, str]:
         """The heads of the attention to the question, if there is none."""
-        if self.kind == "cross_attention":
-            return {}
-        return {"num_heads": "pruners.kind is simple, which does not read the question"}
+        unused = super().without_effect()
+        if self.kind == "simple":
+            unused["num_heads"] = "pruners.kind is simple, which does not read the question"
+        return unused
 
     def resolve(self, merged: int, num_layers: int) -> tuple[tuple[int, int], ...]:
         """Return (layer, budget) of every cut."""

@@ -1,7 +1,7 @@
 """The layer pruners: stage 2 of the two-stage pruning design (docs/sources.md).
 
-Departures: budgets are exact (top-k) instead of a threshold of 0.5, and ranks are density peaks,
-not scores alone; `diverse: false` turns the latter off.
+Departures: budgets are exact (top-k) instead of a threshold of 0.5, and ranks are density peaks or
+marginal relevance (`redundancy`), not scores alone; `diverse: false` turns the latter off.
 """
 
 from collections.abc import Mapping
@@ -16,12 +16,15 @@ from eligo.selection import Selection
 from eligo.tokens.model.base import PretrainedModule, Shapes
 from eligo.tokens.model.relaxer import Relaxation, RelaxedTopK, relax_top_k
 from eligo.tokens.model.scorers import (
-    DensityPeaks,
+    MarginalRelevance,
     QuestionScorer,
+    Redundancy,
     best_tokens,
     question_of,
     rank_tokens,
     real_features,
+    redundancy_flops,
+    redundancy_of,
 )
 from eligo.tokens.reducer import Budget, Need, ReducerContext, TokenValues, Where
 
@@ -43,6 +46,8 @@ class PrunersShape(Config):
     """Heads of the attention to the question."""
     diverse: bool = True
     """Whether tokens similar to a better one are ranked lower."""
+    redundancy: Redundancy = "peaks"
+    """How these are found: density peaks, or maximal marginal relevance."""
 
 
 class LayerPruner(nn.Module):
@@ -61,13 +66,14 @@ class LayerPruner(nn.Module):
         *,
         kind: PrunerKind = "cross_attention",
         diverse: bool = True,
+        redundancy: Redundancy = "peaks",
     ) -> None:
         super().__init__()
         self.kind: PrunerKind = kind
         self.num_heads = num_heads
         words = width if kind == "cross_attention" else None
         self.scorer = QuestionScorer(width, words, dim, num_heads)
-        self.peaks = DensityPeaks() if diverse else None
+        self.peaks = redundancy_of(diverse, redundancy)
 
     @property
     def width(self) -> int:
@@ -88,6 +94,7 @@ class LayerPruner(nn.Module):
             dim=self.scorer.vision_proj.out_features,
             num_heads=self.num_heads,
             diverse=self.peaks is not None,
+            redundancy="mmr" if isinstance(self.peaks, MarginalRelevance) else "peaks",
         )
 
     def _scores(self, context: ReducerContext) -> tuple[Tensor, Tensor]:
@@ -101,7 +108,7 @@ class LayerPruner(nn.Module):
     def select(self, context: ReducerContext, budget: Budget) -> Selection:
         """Keep the best tokens in raster order; drop the rest."""
         with allow_tf32_for(context.features.dtype):
-            ranks = rank_tokens(self.peaks, context, *self._scores(context))
+            ranks = rank_tokens(self.peaks, context, *self._scores(context), budget)
         return Selection(best_tokens(ranks, budget, context)[0], ranks, context.mask)
 
     def relax(
@@ -109,7 +116,7 @@ class LayerPruner(nn.Module):
     ) -> tuple[Selection, RelaxedTopK, TokenValues]:
         """Return the training form of `select`: with noise, a relaxed top-k, and the scores."""
         scores, embedded = self._scores(context)
-        ranks = rank_tokens(self.peaks, context, scores, embedded, relaxation)
+        ranks = rank_tokens(self.peaks, context, scores, embedded, budget, relaxation)
         choice = relax_top_k(ranks, budget, context.mask, relaxation.temperature)
         best = best_tokens(ranks, budget, context)[0]
         return Selection(best, ranks, context.mask), choice, scores
@@ -117,7 +124,7 @@ class LayerPruner(nn.Module):
     def flops(self, num_tokens: int, num_words: int, *_: int) -> float:
         """Count 2 x multiply-adds of one image."""
         dim = self.scorer.vision_proj.out_features
-        peaks = 0.0 if self.peaks is None else DensityPeaks.flops(num_tokens, dim)
+        peaks = redundancy_flops(self.peaks, num_tokens, dim)
         return self.scorer.flops(num_tokens, num_words) + peaks
 
 
@@ -131,11 +138,9 @@ class LayerPruners(PretrainedModule):
         super().__init__(shape)
         self.shape: PrunersShape = shape
         sizes = (shape.width, shape.dim, shape.num_heads)
+        options = shape.model_dump(include={"kind", "diverse", "redundancy"})
         self.heads = nn.ModuleDict(
-            {
-                str(layer): LayerPruner(*sizes, kind=shape.kind, diverse=shape.diverse)
-                for layer in shape.layers
-            }
+            {str(layer): LayerPruner(*sizes, **options) for layer in shape.layers}
         )
 
     def __getitem__(self, layer: int) -> LayerPruner:
@@ -150,11 +155,13 @@ class LayerPruners(PretrainedModule):
             if "vision_proj" in name and len(shape) == 2
         }
         dim, width = next(iter(projections.values()))
+        pruners = run.get("pruners") or {}
         return {
             "layers": sorted(map(int, projections)),
             "kind": "cross_attention" if any("question" in name for name in shapes) else "simple",
             "width": width,
             "dim": dim,
-            "num_heads": (run.get("pruners") or {}).get("num_heads", 4),
+            "num_heads": pruners.get("num_heads", 4),
             "diverse": any("peaks" in name for name in shapes),
+            "redundancy": pruners.get("redundancy", "peaks"),
         }

@@ -5,6 +5,8 @@ every projection (tower features have outlier channels and word embeddings a sca
 float32 throughout even under autocast (bfloat16 scores tie, and ties go to the lowest index).
 """
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
@@ -120,7 +122,7 @@ class DensityPeaks(nn.Module):
         self.diversity = nn.Parameter(torch.ones(()))
 
     def forward(
-        self, context: ReducerContext, scores: TokenValues, embedded: Embedded
+        self, context: ReducerContext, scores: TokenValues, embedded: Embedded, _: Budget
     ) -> TokenValues:
         """Return ranks; 0 in padding."""
         columns = context.grid[:, 1:].clamp_min(1)
@@ -133,10 +135,47 @@ class DensityPeaks(nn.Module):
             ranks = scores + self.diversity * distinct.clamp_min(_SAME).log()
         return ranks.masked_fill(~context.mask, 0.0) if context.padded else ranks
 
-    @staticmethod
-    def flops(num_tokens: int, dim: int) -> float:
-        """Return 2 x multiply-adds for one image: all cosines."""
-        return 2.0 * num_tokens * num_tokens * dim
+
+class MarginalRelevance(nn.Module):
+    """Ranks `s_i - w max_j cos(x_i, x_j)` over the tokens j picked before i; w > 0 is learned.
+
+    Maximal marginal relevance (Carbonell and Goldstein 1998) with learned relevance: the best k by
+    rank are the greedy choice of k, so that it is trained through the relaxed top-k.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log_weight = nn.Parameter(torch.zeros(()))
+
+    def forward(
+        self, context: ReducerContext, scores: TokenValues, embedded: Embedded, budget: Budget
+    ) -> TokenValues:
+        """Return ranks; 0 in padding."""
+        mask = context.mask if context.padded else None
+        width, counts = largest_budget(budget, scores.shape[-1]), set(budget.tolist())
+        k = budget if len(counts) > 1 else width  # no copy to the device for equal budgets
+        with without_autocast(scores.device):
+            units, weight = F.normalize(embedded.float(), dim=-1), self.log_weight.exp()
+            cosines = units @ units.mT
+            redundancy = ops.greedy_redundancy(scores, cosines, weight, k, mask, width=width)
+            ranks = scores - weight * redundancy
+        return ranks.masked_fill(~context.mask, 0.0) if context.padded else ranks
+
+
+Redundancy = Literal["peaks", "mmr"]
+"""How tokens that resemble better ones are found."""
+
+
+def redundancy_of(diverse: bool, kind: Redundancy) -> DensityPeaks | MarginalRelevance | None:
+    """Return the module that turns scores into ranks, if there is one."""
+    if not diverse:
+        return None
+    return DensityPeaks() if kind == "peaks" else MarginalRelevance()
+
+
+def redundancy_flops(module: nn.Module | None, num_tokens: int, dim: int) -> float:
+    """Return 2 x multiply-adds of `redundancy_of` for one image: all cosines."""
+    return 0.0 if module is None else 2.0 * num_tokens * num_tokens * dim
 
 
 def rank_tokens(
@@ -144,11 +183,12 @@ def rank_tokens(
     context: ReducerContext,
     scores: TokenValues,
     embedded: Embedded,
+    budget: Budget,
     relaxation: Relaxation | None = None,
 ) -> TokenValues:
     """Return scores, with noise in training, adjusted by `peaks`."""
     ranks = scores if relaxation is None else add_noise(scores, relaxation)
-    return ranks if peaks is None else peaks(context, ranks, embedded)
+    return ranks if peaks is None else peaks(context, ranks, embedded, budget)
 
 
 def real_features(context: ReducerContext) -> Features:

@@ -5,7 +5,8 @@
 - assignment logits are scaled cosines: dot products are nearly uniform at T = 1. Query and key
   start from the same weights, so that a token is initially merged into the most similar centre;
 - budgets are exact (top-k) instead of a threshold of 0.5: counts and costs are known in advance;
-- ranks are density peaks, not scores alone; `diverse: false` turns this off.
+- ranks are density peaks or marginal relevance (`redundancy`), not scores alone; `diverse: false`
+  turns this off.
 """
 
 from collections.abc import Mapping
@@ -24,14 +25,16 @@ from eligo.selection import Selection
 from eligo.tokens.model.base import PretrainedModule, Shapes
 from eligo.tokens.model.relaxer import Relaxation, RelaxedTopK, relax_top_k
 from eligo.tokens.model.scorers import (
-    DensityPeaks,
     QuestionScorer,
+    Redundancy,
     SimpleScorer,
     best_tokens,
     largest_budget,
     question_of,
     rank_tokens,
     real_features,
+    redundancy_flops,
+    redundancy_of,
 )
 from eligo.tokens.reducer import Budget, Need, ReducerContext, SoftMerge, TokenValues, Where
 
@@ -55,6 +58,8 @@ class MergerShape(Config):
     """Heads of the attention to the question."""
     diverse: bool = True
     """Whether tokens similar to a better one are ranked lower."""
+    redundancy: Redundancy = "peaks"
+    """How these are found: density peaks, or maximal marginal relevance."""
 
     @model_validator(mode="after")
     def _question_has_a_width(self) -> "MergerShape":
@@ -105,7 +110,7 @@ class TokenMerger(PretrainedModule):
         with torch.no_grad():
             self.key_proj.weight.copy_(self.query_proj.weight)
         self.scale = SimilarityScale("cosine", learnable=True, init=_START_SCALE)
-        self.peaks = DensityPeaks() if shape.diverse else None
+        self.peaks = redundancy_of(shape.diverse, shape.redundancy)
 
     @property
     def width(self) -> int:
@@ -134,7 +139,7 @@ class TokenMerger(PretrainedModule):
         features = real_features(context)
         with allow_tf32_for(context.features.dtype):
             scores, queries = self._scores(context, features)
-            ranks = rank_tokens(self.peaks, context, scores, queries)
+            ranks = rank_tokens(self.peaks, context, scores, queries, budget)
             centres, is_even = best_tokens(ranks, budget, context)
             parts = (features, scores, queries, centres)
             assignment = self._assign(context, *parts, padded=not is_even)
@@ -151,7 +156,7 @@ class TokenMerger(PretrainedModule):
         """Return the training form of `select`, with noise, temperature and gradients."""
         features = real_features(context)
         scores, queries = self._scores(context, features)
-        ranks = rank_tokens(self.peaks, context, scores, queries, relaxation)
+        ranks = rank_tokens(self.peaks, context, scores, queries, budget, relaxation)
         choice = relax_top_k(ranks, budget, context.mask, relaxation.temperature)
         centres = ops.align_left(choice.kept, largest_budget(budget, scores.shape[-1]))
         assignment = self._assign(context, features, scores, queries, centres, relaxation)
@@ -192,7 +197,7 @@ class TokenMerger(PretrainedModule):
         """Count 2 x multiply-adds of one image: scores, cosines, assignment, fold."""
         dim = self.shape.dim
         projections = (num_tokens + budget) * width * dim
-        peaks = DensityPeaks.flops(num_tokens, dim) if self.shape.diverse else 0.0
+        peaks = redundancy_flops(self.peaks, num_tokens, dim)
         scores = self.scorer.flops(num_tokens, num_words)
         return scores + peaks + 2.0 * (projections + budget * num_tokens * (dim + width))
 
@@ -202,7 +207,8 @@ class TokenMerger(PretrainedModule):
         merger = run.get("merger") or {}
         dim, width = shapes["query_proj.weight"]
         fields = {"kind": merger.get("kind", "simple"), "width": width, "dim": dim}
-        fields["diverse"] = "peaks.spread" in shapes
+        fields["diverse"] = any(name.startswith("peaks.") for name in shapes)
+        fields["redundancy"] = merger.get("redundancy", "peaks")
         if "scorer.question_norm.weight" in shapes:
             fields["question_width"] = shapes["scorer.question_norm.weight"][0]
             fields["num_heads"] = merger.get("num_heads", 4)

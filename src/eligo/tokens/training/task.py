@@ -94,7 +94,7 @@ class TokensTask(Task):
     ) -> tuple[TokenMerger | None, LayerPruners | None, Discriminator | None]:
         config, host = self.settings, self.host
         merger = pruners = discriminator = None
-        sizes = {"dim", "num_heads", "diverse"}
+        sizes = {"dim", "num_heads", "diverse", "redundancy"}
         if config.merger is not None:
             kind = config.merger.kind
             words = host.text_width if kind == "question_aware" else None

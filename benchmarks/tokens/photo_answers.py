@@ -1,6 +1,6 @@
 """Answers of one host to the same questions under many plans, by several processes.
 
-Plans are taken in parts, each by the next free process. The answers of a part are kept in a file, so
+Plans are taken in parts, each by the next free process. The answers of a part are kept in a file:
 an interrupted run loses only the parts that were being answered.
 """
 

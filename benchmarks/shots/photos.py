@@ -89,7 +89,7 @@ class Study:
 
     def __init__(self, config: PhotosConfig, folder: Path, host: str, device: str) -> None:
         self.config, self.folder = config, folder
-        self.host = ShotsHostConfig(model=host, device=device, batch_size=config.candidates)
+        self.host = ShotsHostConfig(model=host, device=device)
         self.sampler = SamplerConfig(kind="text", num_candidates=config.candidates)
 
     def embedded(self, part: str) -> tuple[Pool, Pool]:
@@ -160,9 +160,8 @@ class Study:
         reader = load_reader(self.host)
         balance = self._best_balance(reader, pool)
         lists = self._lists(pool, asked, balance)
-        options: dict[str, Any] = {"batch_size": self.host.batch_size}
-        logprobs = score_lists(HostScorer(reader, pool, queries, **options), asked, lists)
-        answers = answer_lists(HostGenerator(reader, pool, queries, **options), asked, lists)
+        logprobs = score_lists(HostScorer(reader, pool, queries), asked, lists)
+        answers = answer_lists(HostGenerator(reader, pool, queries), asked, lists)
         assert queries.payload is not None
         rows = queries.rows([query.id for query in asked]).tolist()
         known = [answers_of(queries.payload[row]) for row in rows]
@@ -187,7 +186,7 @@ class Study:
             (str(balance), shots): MMR(balance=balance).with_pool(pool).picks(asked, shots)
             for balance in LAMBDAS
         }
-        scorer = HostScorer(reader, pool, queries, batch_size=self.host.batch_size)
+        scorer = HostScorer(reader, pool, queries)
         values = score_lists(scorer, asked, lists)
         best = max(values, key=lambda key: sum(values[key]))
         return float(best[0])

@@ -160,9 +160,12 @@ class Stages:
                     self.scorer(split), drawn.rows[rows], drawn.candidates[rows],
                     shots=shots, beam=config.beam, diversity=diversity,
                 )  # fmt: skip
-                by_id = {result.query.id: result for result in results}
                 own = [result.query for result in results]
-                write_shard(folder, shard, own, lambda query, by_id=by_id: by_id[query.id])
+                taught = dict(zip([query.id for query in own], results, strict=True))
+                write_shard(
+                    folder, shard, own, lambda some, taught=taught: [taught[q.id] for q in some],
+                    window=len(own),
+                )  # fmt: skip
         self.report(f"teach {split}", len(starts), len(starts))
         finish(folder, len(starts))
         return folder

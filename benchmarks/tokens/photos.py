@@ -7,6 +7,7 @@ cost. Results of every step are kept in the output folder; a second run computes
 missing.
 """
 
+import hashlib
 import json as json_module
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from pydantic import Field, model_validator
 
 from benchmarks.studies import print_end, reached_or_not, step_bars, study_folder
 from benchmarks.tokens.config import BASELINES
+from benchmarks.tokens.photo_answers import NEW_TOKENS, PhotoAnswers, load_photo_host
 from benchmarks.tokens.photos_summary import MEAN, PhotoResults, summarise
 from benchmarks.tokens.study import train_all, weights_digest
 from eligo.cli import run_script
@@ -29,14 +31,12 @@ from eligo.config.bounds import Seed
 from eligo.errors import InputError
 from eligo.io.files import kept_json, write_text
 from eligo.report.provenance import provenance
-from eligo.tokens.config import HostConfig, TokensTrainConfig
+from eligo.tokens.config import TokensTrainConfig
 from eligo.tokens.cost.shapes import HostShape
-from eligo.tokens.data.examples import FileExamples
 from eligo.tokens.data.prompts import text_lengths
 from eligo.tokens.inference.controls import answer_controls
 from eligo.tokens.inference.equal_cost import Matched, candidates, match, scale_to, spending
-from eligo.tokens.inference.evaluate import WHOLE, Answers, answer_questions
-from eligo.tokens.inference.load import load_host
+from eligo.tokens.inference.evaluate import WHOLE
 from eligo.tokens.methods import build
 from eligo.tokens.metrics import as_bits
 from eligo.tokens.plan import Cut, Plan, Stage1
@@ -47,7 +47,6 @@ logger = logging.getLogger("eligo.tokens")
 Report = Callable[[str, int, int], None]
 """Called with the name of a step, how much of it is done, and its total."""
 _CONFIG = Path(__file__).with_name("photos.yaml")
-_NEW_TOKENS = 5
 
 
 class PhotosConfig(Config):
@@ -184,6 +183,7 @@ class PhotosStudy:
             "host.model": str(self.host), "data.images": self.images,
             "data.train_lines": self.questions, "data.validation_lines": self.questions,
             "train.name": name, "train.seed": seed, "train.out": self.out,
+            "train.check_data": (arm, trial, seed) == self.trials[0],  # all have the same files
         }  # fmt: skip
         changes = {**self.config.arms[arm], **self.config.trials[trial]}
         # A trial may change a part that the arm does not have.
@@ -214,7 +214,7 @@ class PhotosStudy:
         shared = self.config.model_dump(mode="json", exclude={"seeds", "resamples"})
         digests = {f"{a}_{t}_{s}": self._digest(a, t, s) for a, t, s in self.trials}
         key = shared | {"trainings": digests}
-        tuning = kept_json(self.out / "tuning.json", key, lambda: self._tune(report))
+        tuning = kept_json(self.out / "tuning.json", key, lambda: self._tune(key, report))
         chosen = [
             (arm, tuning["chosen"][arm], seed)
             for arm in self.config.arms
@@ -223,21 +223,21 @@ class PhotosStudy:
         self.train(chosen, report)
         key |= {"chosen": {f"{a}_{t}_{s}": self._digest(a, t, s) for a, t, s in chosen}}
         plans = self._plans(tuning["chosen"], chosen)
-        tested = kept_json(self.out / "answers.json", key, lambda: self._test(plans, report))
+        tested = kept_json(self.out / "answers.json", key, lambda: self._test(plans, key, report))
         if other_host is not None:
             self._load(other_host)
             learned = {WHOLE: Plan()} | {n: p for n, p in plans.items() if "#" in n}
             key |= {"other": str(other_host)}
             other = kept_json(
-                self.out / "other.json", key, lambda: self._right(learned, "other", report)
-            )
+                self.out / "other.json", key,
+                lambda: self._answers("test", learned, "other host", key, report)[0],
+            )  # fmt: skip
             tested["right"] |= {f"other host, {name}": bits for name, bits in other.items()}
         return {"tuning": tuning, **tested}
 
     def _load(self, folder: Path) -> None:
-        dtype = "float32" if self.quick else "bfloat16"
-        settings = HostConfig(model=str(folder), dtype=dtype)
-        self.model, self.processor = load_host(settings, device=str(self.device))
+        self.loaded, self.dtype = folder, "float32" if self.quick else "bfloat16"
+        self.model, self.processor = load_photo_host(folder, self.dtype, str(self.device))
         self.shape = HostShape.of(self.model)
         asked = [row.question for row in self._rows("val")]
         self.text = int(median(text_lengths(self.processor, asked)))
@@ -274,7 +274,7 @@ class PhotosStudy:
         plan = Plan.load(self.out / f"{arm}_{trial}_{seed}")
         return scale_to(plan, self.shape, self.text, self.allowed(point))
 
-    def _tune(self, report: Report) -> dict[str, Any]:
+    def _tune(self, key: Any, report: Report) -> dict[str, Any]:
         """Choose the best setting of every method on the validation split."""
         trials: dict[tuple[str, int], tuple[str, Plan]] = {}
         for name in self.config.baselines:
@@ -284,15 +284,14 @@ class PhotosStudy:
             plan = self._learned(arm, trial, seed, self.config.middle)
             trials[arm, trial] = (str(self.config.trials[trial]), plan)
         plans = {f"{name}_{number}": plan for (name, number), (_, plan) in trials.items()}
-        answers = self._answers("val", plans, "tuning", report)
-        bits = {name: as_bits(right) for name, right in answers.right.items()}
-        measured = PhotoResults(answers.families, bits, {}, {})
+        right, _ = self._answers("val", plans, "tuning", key, report)
+        measured = PhotoResults([row.kind for row in self._rows("val")], right, {}, {})
         by_method: dict[str, list[float]] = {}
         rows = []
         for (name, number), (setting, _) in trials.items():
-            right = measured.accuracies(f"{name}_{number}")[MEAN]
-            rows.append({"method": name, "setting": setting, "accuracy": right})
-            by_method.setdefault(name, []).append(right)
+            accuracy = measured.accuracies(f"{name}_{number}")[MEAN]
+            rows.append({"method": name, "setting": setting, "accuracy": accuracy})
+            by_method.setdefault(name, []).append(accuracy)
         chosen = {name: values.index(max(values)) for name, values in by_method.items()}
         return {"trials": rows, "chosen": chosen}
 
@@ -315,38 +314,37 @@ class PhotosStudy:
                 plans[f"{arm}@{point}#{seed}"] = self._learned(arm, trial, seed, point)
         return plans
 
-    def _test(self, plans: dict[str, Plan], report: Report) -> dict[str, Any]:
+    def _test(self, plans: dict[str, Plan], key: Any, report: Report) -> dict[str, Any]:
         rows = self._rows("test")
-        answers = self._answers("test", plans, "questions", report)
+        right, cost = self._answers("test", plans, "questions", key, report)
         train = read_vqa_lines(self.questions, self.images, split="train", need_images=False)
         controls = answer_controls(
             self.model, self.processor, rows, train,
-            batch_size=self.config.batch_size, max_new_tokens=_NEW_TOKENS,
+            batch_size=self.config.batch_size, max_new_tokens=NEW_TOKENS,
             on_progress=lambda done: report("controls", done, 2 * len(rows)),
         )  # fmt: skip
         number = {image: n for n, image in enumerate(dict.fromkeys(row.image for row in rows))}
-        right = answers.right | {name: [x > 0.5 for x in hit] for name, hit in controls.items()}
+        right |= {name: as_bits([x > 0.5 for x in hit]) for name, hit in controls.items()}
         return {
             "measured": provenance("eligo", str(self.device)),
-            "families": answers.families,
+            "families": [row.kind for row in rows],
             "photos": [number[row.image] for row in rows],
-            "right": {name: as_bits(bits) for name, bits in right.items()},
-            "cost": answers.cost,
+            "right": right,
+            "cost": cost,
             "exceeding": self.exceeding,
             "allowed": {str(point): self.allowed(point) for point in self.config.points},
         }
 
-    def _right(self, plans: dict[str, Plan], step: str, report: Report) -> dict[str, str]:
-        answers = self._answers("test", plans, step, report)
-        return {name: as_bits(bits) for name, bits in answers.right.items()}
-
-    def _answers(self, split: str, plans: Mapping[str, Plan], step: str, report: Report) -> Answers:
-        rows = self._rows(split)
-        return answer_questions(
-            self.model, self.processor, FileExamples(rows), plans,
-            batch_size=self.config.batch_size, max_new_tokens=_NEW_TOKENS,
-            on_progress=lambda done: report(step, done, len(rows)),
+    def _answers(
+        self, split: str, plans: Mapping[str, Plan], step: str, key: Any, report: Report
+    ) -> tuple[dict[str, str], dict[str, Any]]:
+        """Return right answers as bits, and costs, by plan; `key` is all that they depend on."""
+        digest = hashlib.sha256(json_module.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
+        asked = PhotoAnswers(
+            self.loaded, self.dtype, str(self.device), self._rows(split), plans,
+            self.config.batch_size, self.out / "answers" / f"{split}_{digest}",
         )  # fmt: skip
+        return asked.run(self.workers, lambda done, total: report(step, done, total))
 
 
 if __name__ == "__main__":

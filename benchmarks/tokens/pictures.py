@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.tokens.config import TWO_STAGE
+from benchmarks.tokens.photos_summary import MEAN
 from eligo.report.dots import Row, save_dots
+from eligo.report.plots import Panel, Point, save_panels
 from eligo.tokens.inference.evaluate import BLIND, WHOLE
 
 HERE = Path(__file__).parent
@@ -18,12 +20,17 @@ OURS = "two stages"
 LABELS = {"two-stage": OURS, "fastv": "FastV"}
 TIMES = {"ttft_ms": "first token", "prefill_ms": "prefill", "decode_ms": "decoding, per token"}
 _TICKS = (-0.2, 0.0, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 80.0)
+_CURVES = ("tome", "divprune", "visionzip", "pool", "random")
+"""Training-free methods in the plot by family; all of them would hide each other."""
 _Lost = dict[str, dict[str, tuple[float, float, float]]]
 
 
 def main() -> None:
-    """Draw both plots."""
+    """Draw all plots."""
     plot_study(read("study.json"), PICTURES / "tokens_study.png")
+    photos = read("photos.json")
+    plot_photos(photos, PICTURES / "tokens_photos.png")
+    plot_families(photos, PICTURES / "tokens_photos_families.png")
     bench, tiny = read("bench.json"), read("bench_tiny.json")
     groups = {
         f"LLaVA-1.5-7B shapes, batch {batch}": speeds(bench, batch)
@@ -65,6 +72,47 @@ def plot_study(summary: Mapping[str, Any], path: Path) -> Path:
         ticks=_TICKS,
         linear_to=1.0,
         marked=0.0,
+    )
+
+
+def plot_photos(summary: Mapping[str, Any], path: Path) -> Path:
+    """Plot the accuracy that every method loses on photos; `summary`: photos.json."""
+    learned: _Lost = {}
+    others: _Lost = {}
+    for row in summary["variants"]:
+        method, _, point = row["variant"].partition("@")
+        if point and "," not in method:
+            group = learned if method.startswith((TWO_STAGE, "merger", "pruners")) else others
+            name = OURS if method == TWO_STAGE else method.replace("_", " ")
+            group.setdefault(name, {})[f"{point} tokens"] = (row["lost"], row["low"], row["high"])
+    return save_dots(
+        {"trained": _ranked(learned), "training-free": _ranked(others)},
+        path,
+        x_label="points of accuracy lost against all 256 tokens (95 % intervals)",
+        ticks=_TICKS,
+        linear_to=1.0,
+        marked=0.0,
+    )
+
+
+def plot_families(summary: Mapping[str, Any], path: Path) -> Path:
+    """Plot accuracy over the FLOPs saved, for every family of questions and in the mean."""
+    rows = {row["variant"]: row for row in summary["variants"]}
+    panels = []
+    for family in (MEAN, *(name for name in rows[WHOLE]["accuracy"] if name != MEAN)):
+        curves: dict[str, list[Point]] = {}
+        for name, row in rows.items():
+            method, _, point = name.partition("@")
+            if not point or method not in (TWO_STAGE, f"{TWO_STAGE}_blind", *_CURVES):
+                continue
+            value = row["accuracy"][family]
+            label = OURS if method == TWO_STAGE else method.replace("_", " ")
+            saved = 100 * row["flops_reduction_with_selector"]
+            curves.setdefault(label, []).append(Point(saved, value, value, value))
+        levels = {"all tokens": rows[WHOLE]["accuracy"][family]}
+        panels.append(Panel(family, curves, levels))
+    return save_panels(
+        panels, path, x_label="FLOPs of the language model saved (%)", y_label="right answers (%)"
     )
 
 

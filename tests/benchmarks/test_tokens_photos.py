@@ -90,7 +90,7 @@ def test_the_second_run_answers_nothing_again(finished: Path, files: Path, monke
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr("benchmarks.tokens.photos.answer_questions", refuse)
+    monkeypatch.setattr("benchmarks.tokens.photo_answers.answer_questions", refuse)
     before = (finished / "photos.json").read_bytes()
     words = [files / "tiny.yaml", "--quick", "--host", files / "host", "--other_host",
              files / "other", "--questions", files / "photos" / "questions.jsonl",

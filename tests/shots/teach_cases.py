@@ -9,6 +9,7 @@ import torch
 
 from eligo.shots.config import TeachConfig
 from eligo.shots.data.items import Item
+from eligo.shots.hosts.prompt import UnscorableError
 from eligo.shots.hosts.scorer import Scores
 from eligo.shots.inference.embed import embed
 from eligo.shots.inference.encoders import WordsEncoder
@@ -56,6 +57,23 @@ class FakeScorer:
     def score(self, query, prefix, candidates) -> Scores:
         values = [self.value(query.id, (*prefix, name)) for name in candidates]
         return Scores(torch.tensor(values), 2)
+
+
+class PoolingFake(FakeScorer):
+    """The same for the prompts of several queries at once; `mute` queries have no token."""
+
+    def __init__(self, together: int = 40, mute: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self.calls_together, self.mute = together, mute
+        self.windows: list[list[str]] = []
+
+    def score_all(self, requests) -> list:
+        self.windows.append([query.id for query, _ in requests])
+        return [
+            UnscorableError("no token") if query.id in self.mute
+            else Scores(torch.tensor([self.value(query.id, names) for names in lists]), 2)
+            for query, lists in requests
+        ]  # fmt: skip
 
 
 class KillingScorer(FakeScorer):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from shot_hosts import FAMILIES, picture, reader, text_model, tokenizer
+from shot_hosts import FAMILIES, picture, processor, reader, text_model, tokenizer
 
 from eligo.errors import InputError
 from eligo.shots import Pool, Query
@@ -145,20 +145,29 @@ def test_append_processes_the_picks_once(family: str, tmp_path):
     assert float(shared.logprob[1]) == pytest.approx(hand, abs=2e-4)
 
 
-def test_template_that_cannot_be_split_is_processed_whole(tmp_path):
-    """A template that depends on the number of later turns."""
-    counting = "{{ messages | length }}" + tokenizer_template()
-    host = Reader(text_model(), tokenizer("text", chat_template=counting))
-    pool, queries = world(tmp_path, False)
+@pytest.mark.parametrize("family", ["llava", "text"])
+def test_template_that_counts_turns(family: str, tmp_path):
+    """A template that depends on the number of later turns cannot be split into parts.
+
+    With images, prompts are then processed whole; without, by their first tokens in common.
+    """
+    usual = reader(family)
+    counting = "{{ messages | length }}" + str(usual.processor.chat_template)
+    if family == "text":
+        host = Reader(text_model(), tokenizer("text", chat_template=counting))
+    else:
+        other = processor(family)
+        other.chat_template = counting
+        host = Reader(usual.model, other)
+    pool, queries = world(tmp_path, family != "text")
     scorers = [
         HostScorer(host, pool, queries, placement="append", share=share) for share in (True, False)
     ]
     found = [scorer.score(query("q0"), ["d1"], ["d0", "d2"]).logprob for scorer in scorers]
-    assert torch.equal(*found)
-
-
-def tokenizer_template() -> str:
-    return str(reader("text").processor.chat_template)
+    if family == "text":
+        assert found[0].tolist() == pytest.approx(found[1].tolist(), abs=2e-4)
+    else:
+        assert torch.equal(*found)
 
 
 def test_order_of_shots_in_the_prompt():

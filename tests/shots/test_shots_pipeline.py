@@ -132,13 +132,14 @@ def test_pipeline_with_a_host(call, monkeypatch):
     # Prompts are written as in teaching.
     prompt = json.loads(Path("runs/run/selector/pipeline.json").read_text())["prompt"]
     assert prompt == {"placement": "append", "instruction": "be brief!"}
-    read, prompts = Reader.prompt, []
+    read, prompts = Reader.prompt_ids, []
 
-    def spied(self: Reader, shots, question):
-        prompts.append(read(self, shots, question))
-        return prompts[-1]
+    def spied(self: Reader, shots, questions):
+        ids = read(self, shots, questions)
+        prompts.extend(self.tokenizer.decode(row) for row in ids)
+        return ids
 
-    monkeypatch.setattr(Reader, "prompt", spied)
+    monkeypatch.setattr(Reader, "prompt_ids", spied)
     flags = ["--selector", "runs/run", "--question", "where is it?", "--model", folder]
     found = call("predict --json --device cpu", *flags)
     assert isinstance(found["answer"], str)

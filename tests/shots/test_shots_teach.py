@@ -21,7 +21,7 @@ from eligo.shots.inference.embed import open_embedded
 from eligo.shots.teacher.overlap import OverlapScorer, bigram_f1
 from eligo.shots.teacher.read import read_records
 from eligo.shots.teacher.run import check_turns, plan, teach
-from eligo.shots.teacher.shards import _read_interrupted, check_host
+from eligo.shots.teacher.shards import check_host
 from eligo.shots.teacher.teacher import list_value, step_score, teach_query
 from limits import PROCESS_SECONDS
 
@@ -124,7 +124,9 @@ def test_files_have_the_documented_format(tmp_path: Path):
     assert teach(config, lambda *_: 1 / 0)["state"] == "was finished before"
 
 
-def test_killed_run_resumes_to_the_same_files(tmp_path: Path):
+@pytest.mark.parametrize("torn", [False, True])
+def test_killed_run_resumes_to_the_same_files(tmp_path: Path, torn: bool):
+    """Even within the first shard, a finished query is not taught again."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     for folder in (whole, killed):
         embedded(folder / "embedded")
@@ -136,10 +138,14 @@ def test_killed_run_resumes_to_the_same_files(tmp_path: Path):
     assert died.returncode == -9, died.stderr.decode()
     config = teach_config(killed)
     assert not (config.out / "records.jsonl").exists()
-    assert len(list((config.out / "parts").iterdir())) == 2
+    parts = sorted(path.name for path in (config.out / "parts").iterdir())
+    assert parts == ["00000.jsonl", "00001.jsonl", "00002.growing"]
+    if torn:  # the last line of a kill while writing
+        with (config.out / "parts" / parts[-1]).open("ab") as file:
+            file.write(b'{"line": {"query_id": "t')
     scorer = FakeScorer()
     assert teach(config, lambda *_: scorer)["taught"] == 18
-    assert {query for query, _ in scorer.calls} == {f"t{n}" for n in range(8, 18)}
+    assert {query for query, _ in scorer.calls} == {f"t{n}" for n in range(9, 18)}
     mine, theirs = files_of(config.out), files_of(teach_config(whole).out)
     mine["meta.json"] = mine["meta.json"].replace(bytes(killed), bytes(whole))
     assert mine == theirs
@@ -317,11 +323,16 @@ def test_overlap_scorer_needs_no_model(tmp_path: Path):
     assert teach(config)["taught"] == 18
 
 
-@pytest.mark.parametrize("data", [b"", b"\x08\0\0\0\0\0\0\0{}      "])
-def test_damaged_part_of_a_shard_is_refused(tmp_path, data):
-    (path := tmp_path / "00000.safetensors").write_bytes(data)
-    with pytest.raises(InputError, match=r"00000\.safetensors: cannot be read.*remove it"):
-        _read_interrupted(path)
+@pytest.mark.parametrize(
+    "text", ["{}", '{"line": 3, "scores": null}', '{"line": {}, "scores": "x"}']
+)
+def test_damaged_part_of_a_shard_is_refused(tmp_path: Path, text: str):
+    embedded(tmp_path / "embedded")
+    config = teach_config(tmp_path)
+    (config.out / "parts").mkdir(parents=True)
+    (config.out / "parts" / "00001.growing").write_text(f"{text}\n")
+    with pytest.raises(InputError, match=r"00001\.growing:1: cannot be read.*remove it"):
+        teach(config, lambda *_: FakeScorer())
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,11 @@ class ShotsHostConfig(Config):
     """Type of its weights; auto: as they were saved."""
     device: str = "auto"
     """Where it runs: auto, cpu or cuda."""
-    batch_size: int = Field(default=16, ge=1)
-    """Prompts per forward pass."""
+    batch_tokens: int | None = Field(default=None, ge=1)
+    """Tokens per forward pass, padding included; none: by device, 65,536 on a GPU, 4,096 on a CPU.
+    Fewer are used where memory runs out."""
+    batch_size: int | None = Field(default=None, ge=1)
+    """Most prompts per forward pass; none: as many as batch_tokens allow."""
     instruction: str = ""
     """Appended to every question, such as "Answer in one word."."""
     placement: Literal["prepend", "append"] = "prepend"

@@ -17,7 +17,7 @@ def run(
     model: str | None = None,
     shots: tuple[Count, ...] = (1, 2, 4),
     num_queries: Count | None = None,
-    batch_size: Count = 16,
+    batch_size: Count | None = None,
     model_version: Literal["v0", "v1", "v2", "v3"] | None = None,
     device: str = "auto",
     per_query: Path | None = None,
@@ -40,7 +40,7 @@ def run(
             shared pairs of words (text only).
         shots: The numbers of examples to try.
         num_queries: Use only this many queries, from the first; by default all.
-        batch_size: Prompts per forward pass.
+        batch_size: Most prompts per forward pass; by default as many as suit the device.
         model_version: Refuse a selector of another version.
         device: Where the host runs: auto, cpu or cuda.
         per_query: Also write picks, log-probability and answer of each query, number of shots and

@@ -11,6 +11,7 @@ from eligo.errors import InputError
 from eligo.images import open_image, side_of
 from eligo.pretrained.chat import ContextWatch, tokenize
 from eligo.shots.hosts.prompt import Turn, reads_images, tokenizer_of, write_prompt
+from eligo.shots.hosts.tokens import Ids, PromptTokens
 
 _CACHED_IMAGES = 256  # a query's candidates are used many times
 _CACHED_LARGE = 32  # for a host that does not resize images to a fixed size
@@ -28,6 +29,7 @@ class Reader:
         cached = _CACHED_IMAGES if side is not None else _CACHED_LARGE
         self._open = lru_cache(cached)(partial(open_image, side=side))
         self._context = ContextWatch(model)
+        self._tokens = PromptTokens(self.tokenizer, instruction)
         if self.tokenizer.pad_token_id is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
 
@@ -39,6 +41,20 @@ class Reader:
     def prompt(self, shots: Sequence[Turn], query: Turn) -> str:
         """Return the text of a prompt."""
         return write_prompt(self.processor, shots, query, self.instruction)
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether it is a vision-language model."""
+        return reads_images(self.processor)
+
+    def prompt_ids(self, shots: Sequence[Sequence[Turn]], queries: Sequence[Turn]) -> list[Ids]:
+        """Return the token ids of each question with its examples, for a host that reads text."""
+        pairs = list(zip(shots, queries, strict=True))
+        if any(turn.image is not None for before, query in pairs for turn in (*before, query)):
+            raise self._no_images()
+        ids = self._tokens.ids(pairs)
+        self._context.look(max(map(len, ids), default=0))
+        return ids
 
     def encode(self, shots: Sequence[Sequence[Turn]], queries: Sequence[Turn]) -> dict[str, Tensor]:
         """Encode each question with its examples, padded on the left, on the model's device."""
@@ -56,10 +72,7 @@ class Reader:
             texts["add_special_tokens"] = False
         if not reads_images(self.processor):
             if any(images):
-                raise InputError(
-                    f"{type(self.model).__name__} reads text only, but examples have images; give "
-                    "a vision-language model"
-                )
+                raise self._no_images()
             # A chat template writes the special tokens itself.
             if getattr(self.processor, "chat_template", None):
                 texts["add_special_tokens"] = False
@@ -76,3 +89,9 @@ class Reader:
             for name, value in encoded.items()
             if isinstance(value, Tensor)
         }
+
+    def _no_images(self) -> InputError:
+        return InputError(
+            f"{type(self.model).__name__} reads text only, but examples have images; give a "
+            "vision-language model"
+        )

@@ -25,7 +25,7 @@ from eligo.shots.data.records import Record, encode_record
 from eligo.shots.hosts.generator import HostGenerator
 from eligo.shots.hosts.load import load_reader
 from eligo.shots.hosts.prompt import UnscorableError
-from eligo.shots.hosts.scorer import HostScorer, ListScorer
+from eligo.shots.hosts.scorer import HostScorer, ListScorer, PoolingScorer, Request, Scores
 from eligo.shots.inference.learned_selector import LearnedSelector
 from eligo.shots.inference.load import SelectorPipeline
 from eligo.shots.pool.pool import Pool
@@ -38,7 +38,7 @@ from eligo.vqa import vqa_accuracy
 SELECTOR = "selector"
 """Name of the evaluated selector in tables."""
 _NONE = "none"
-_ANSWERED = 16  # batches that are answered between two updates of the progress bar
+_ANSWERED = 256  # least number of prompts between two updates of the progress bar
 
 Lists = dict[tuple[str, int], list[list[str]]]
 """By name of a selector and number of shots: the examples of every query."""
@@ -179,16 +179,33 @@ def score_lists(
 ) -> dict[tuple[str, int], list[float]]:
     """Return the mean log-probability of each answer; equal lists of a query are scored once."""
     values: dict[tuple[str, int], list[float]] = {key: [] for key in lists}
+    requests = [
+        Request(query, list(dict.fromkeys(tuple(lists[key][row]) for key in lists)))
+        for row, query in _rows(queries)
+    ]
+    together = scorer.calls_together if isinstance(scorer, PoolingScorer) else 1
+    size = max(1, together // max(1, len(lists)))
     with ProgressBar("score", len(queries)) as bar:
-        for row, query in enumerate(queries):
-            unique = list(dict.fromkeys(tuple(lists[key][row]) for key in lists))
-            scores = scorer.score_lists(query, unique)
-            means = (scores.logprob / scores.num_tokens).tolist()
-            found = dict(zip(unique, means, strict=True))
-            for key in lists:
-                values[key].append(found[tuple(lists[key][row])])
-            bar.update(row + 1)
+        for start in range(0, len(requests), size):
+            part = requests[start : start + size]
+            for row, scores in enumerate(_scored(scorer, part), start):
+                means = (scores.logprob / scores.num_tokens).tolist()
+                found = dict(zip(requests[row].lists, means, strict=True))
+                for key in lists:
+                    values[key].append(found[tuple(lists[key][row])])
+            bar.update(start + len(part))
     return values
+
+
+def _scored(scorer: ListScorer, requests: Sequence[Request]) -> list[Scores]:
+    """The scores of some queries; raises for an answer that cannot be scored."""
+    if not isinstance(scorer, PoolingScorer):
+        return [scorer.score_lists(*request) for request in requests]
+    found = scorer.score_all(requests)
+    for one in found:
+        if isinstance(one, UnscorableError):
+            raise one
+    return [one for one in found if isinstance(one, Scores)]
 
 
 def answer_lists(
@@ -199,7 +216,7 @@ def answer_lists(
     # By length: a batch is padded to its longest prompt.
     unique = sorted(dict.fromkeys(pairs), key=lambda pair: len(pair[1]))
     found: dict[tuple[str, tuple[str, ...]], str] = {}
-    size = generator.batch_size * _ANSWERED
+    size = max(_ANSWERED, generator.batches.tokens // 32)  # prompts have more tokens than that
     with ProgressBar("answer", len(unique)) as bar:
         for start in range(0, len(unique), size):
             part = unique[start : start + size]
@@ -227,7 +244,7 @@ def _scorer_and_generator(
     if config.model is None:
         return OverlapScorer(pool, queries), None
     reader = load_reader(config)
-    options: dict[str, Any] = {"placement": config.placement, "batch_size": config.batch_size}
+    options = config.model_dump(include={"placement", "batch_tokens", "batch_size"})
     scorer = HostScorer(reader, pool, queries, **options)
     return scorer, HostGenerator(reader, pool, queries, **options)
 

@@ -16,7 +16,7 @@ the plain search.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
@@ -30,6 +30,8 @@ from eligo.errors import InputError
 
 Extend = Callable[[tuple[int, ...], Sequence[int]], Float[Tensor, " candidates"]]
 """Returns the values of a prefix (positions) extended by each of some candidates (positions)."""
+Extension = tuple[tuple[int, ...], list[int]]
+"""A prefix, and the candidates to extend it by."""
 
 
 class Scored(NamedTuple):
@@ -74,6 +76,22 @@ def beam_search(
     >>> beam_search(extend, 3, 2, 1).beams[0].picks
     (1, 2)
     """
+    steps = beam_steps(num_candidates, shots, beam, diversity)
+    try:
+        extensions = next(steps)
+        while True:
+            extensions = steps.send([extend(*extension) for extension in extensions])
+    except StopIteration as end:
+        return end.value
+
+
+def beam_steps(
+    num_candidates: int, shots: int, beam: int, diversity: float = 0.0
+) -> Generator[list[Extension], Sequence[Float[Tensor, " candidates"]], Search]:
+    """The same search for a caller that scores: yields prefixes with the candidates to add.
+
+    Expects the values of each; searches of several queries can then be scored together.
+    """
     if beam < 1 or shots < 0:
         raise InputError(f"beam_search: got beam {beam}, shots {shots}; expected >= 1 and >= 0")
     if not 0 <= diversity < math.inf:
@@ -81,10 +99,14 @@ def beam_search(
     beams, scored = [Beam((), 0.0, ())], []
     for _ in range(min(shots, num_candidates)):
         table = torch.full((len(beams), num_candidates), torch.nan)
-        for row, current in enumerate(beams):
-            left = [c for c in range(num_candidates) if c not in current.picks]
-            table[row, left] = torch.as_tensor(extend(current.picks, left)).float()
-            scored.append(Scored(current.picks, table[row]))
+        extensions: list[Extension] = [
+            (current.picks, [c for c in range(num_candidates) if c not in current.picks])
+            for current in beams
+        ]
+        values = yield extensions
+        for row, (prefix, left) in enumerate(extensions):
+            table[row, left] = torch.as_tensor(values[row]).float()
+            scored.append(Scored(prefix, table[row]))
         picks = torch.tensor([current.picks for current in beams], dtype=torch.int64)
         best = best_extensions(picks[None], table[None], beam, diversity)[0].tolist()
         pairs = [divmod(index, num_candidates) for index in best if index >= 0]

@@ -17,7 +17,7 @@ from eligo.shots.config import TeachConfig
 from eligo.shots.data.query import Query
 from eligo.shots.hosts.load import load_processor
 from eligo.shots.hosts.prompt import Turn, UnscorableError, template_hash, turn_of, write_prompt
-from eligo.shots.hosts.scorer import HostScorer, Scorer
+from eligo.shots.hosts.scorer import HostScorer, PoolingScorer, Request, Scorer
 from eligo.shots.inference.embed import open_embedded
 from eligo.shots.pool.pool import Pool
 from eligo.shots.pool.sampler import Sampler, shuffled
@@ -35,7 +35,7 @@ from eligo.shots.teacher.shards import (
     mean_difference,
     write_shard,
 )
-from eligo.shots.teacher.teacher import TeacherResult, teach_query
+from eligo.shots.teacher.teacher import TeacherResult, teach_query, teach_together
 from eligo.train import ProgressBar, ShardFailure, map_shards
 from eligo.train.check import DataCheck
 
@@ -62,8 +62,19 @@ def _teach(config: TeachConfig, folder: Path, make_scorer: MakeScorer) -> dict[s
         state = "was finished before"
         return {"records": folder / RECORDS, "state": state, **_difference(folder)}
     left = [shard for shard in shards if not is_finished(folder, shard)]
-    factory = partial(_worker, config, make_scorer)
-    bar = ProgressBar("teach", len(shards), len(shards) - len(left))
+    finished = {shard: len(_of_shard(rows, config, shard)) for shard in set(shards) - set(left)}
+    bar = ProgressBar("teach", len(rows), sum(finished.values()))
+    is_local = config.engine == "local"
+
+    def on_query(shard: int, done: int) -> None:
+        finished[shard] = done
+        bar.update(sum(finished.values()))
+
+    def on_shard(done: int) -> None:
+        if not is_local:  # queries of other processes are counted by shards
+            bar.update(min(len(rows), bar.start + done * config.shard_size))
+
+    factory = partial(_worker, config, make_scorer, on_query if is_local else None)
     message = f"stopped; finished queries are kept in {folder}, the same command continues"
     with stopped_with(lambda: message), bar:
         results = map_shards(
@@ -73,7 +84,7 @@ def _teach(config: TeachConfig, folder: Path, make_scorer: MakeScorer) -> dict[s
             num_workers=config.num_workers,
             gpus_per_worker=config.gpus_per_worker,
             keep_going=False,
-            on_done=lambda done: bar.update(len(shards) - len(left) + done),
+            on_done=on_shard,
         )
     assert not any(isinstance(result, ShardFailure) for result in results)
     taught, skipped, failed = finish(folder, len(shards))
@@ -95,41 +106,57 @@ def _difference(folder: Path) -> dict[str, float]:
 def plan(config: TeachConfig, make_scorer: MakeScorer | None = None) -> dict[str, Any]:
     """Estimate the cost of teaching: calls of the host, and hours from a measured sample."""
     pool, queries, _ = open_embedded(config.data)
-    rows = chosen_rows(queries, config)
+    rows, sampler = chosen_rows(queries, config), Sampler(pool, config.sampler)
     scorer = (make_scorer or scorer_for)(config, pool, queries)
-    query = _first_scorable(scorer, (queries.query(row) for row in rows))
-    names = Sampler(pool, config.sampler).names(query)
-    shots = min(config.shots, len(names))
-    calls = num_calls(len(names), config.shots, config.beam)
+    asked = _scorable(scorer, (queries.query(row) for row in rows), _window(config, scorer))
+    names = [sampler.names(query) for query in asked]
+    shots, most = min(config.shots, len(names[0])), len(names[0])
+    calls = num_calls(most, config.shots, config.beam)
     seconds, before = 0.0, 1
     for step in range(shots):
-        upto = num_calls(len(names), step + 1, config.beam)
-        sample = names[step : step + config.host.batch_size]
+        upto = num_calls(most, step + 1, config.beam)
         start = time.perf_counter()
-        scorer.score(query, names[:step], sample)
-        seconds += (time.perf_counter() - start) / len(sample) * (upto - before)
+        number = _score_step(scorer, asked, names, step)
+        seconds += (time.perf_counter() - start) / number * (upto - before)
         before = upto
     total = calls * len(rows)
     return {
         "queries": len(rows),
-        "candidates": len(names),
+        "candidates": most,
         "calls per query": calls,
         "calls": total,
         "hours on this machine, one worker": seconds * len(rows) / 3600,
     }
 
 
-def _first_scorable(scorer: Scorer, queries: Iterable[Query]) -> Query:
-    """Return a query to measure with, after a first call as warm-up."""
+def _scorable(scorer: Scorer, queries: Iterable[Query], number: int) -> list[Query]:
+    """Return the first queries to measure with, after a first call each as warm-up."""
+    found: list[Query] = []
     for query in queries:
         try:
             scorer.baseline(query)
         except UnscorableError:
             continue
-        return query
-    raise InputError(
-        "no query has an answer that can be scored; give other queries or another host"
-    )
+        found.append(query)
+        if len(found) == number:
+            break
+    if not found:
+        raise InputError(
+            "no query has an answer that can be scored; give other queries or another host"
+        )
+    return found
+
+
+def _score_step(
+    scorer: Scorer, queries: Sequence[Query], names: Sequence[Sequence[str]], step: int
+) -> int:
+    """Score one step of some queries as teaching does; return the number of calls."""
+    lists = [[(*own[:step], name) for name in own[step:]] for own in names]
+    if isinstance(scorer, PoolingScorer):
+        scorer.score_all([Request(*pair) for pair in zip(queries, lists, strict=True)])
+    else:
+        scorer.score(queries[0], names[0][:step], names[0][step:])
+    return sum(map(len, lists))
 
 
 def chosen_rows(queries: Pool, config: TeachConfig) -> list[int]:
@@ -152,31 +179,56 @@ def scorer_for(config: TeachConfig, pool: Pool, queries: Pool) -> Scorer:
 
     return HostScorer(
         load_reader(config.host), pool, queries,
-        placement=config.host.placement, batch_size=config.host.batch_size,
+        placement=config.host.placement, batch_tokens=config.host.batch_tokens,
+        batch_size=config.host.batch_size,
     )  # fmt: skip
 
 
-def _worker(config: TeachConfig, make_scorer: MakeScorer) -> Callable[[int], None]:
+def _worker(
+    config: TeachConfig,
+    make_scorer: MakeScorer,
+    on_query: Callable[[int, int], None] | None = None,
+) -> Callable[[int], None]:
     """Called once in every worker; loads the host."""
     pool, queries, _ = open_embedded(config.data)
     rows, sampler = chosen_rows(queries, config), Sampler(pool, config.sampler)
     scorer = make_scorer(config, pool, queries)
     if isinstance(scorer, HostScorer):
         check_host(Path(config.out), scorer.reader.model)
+    settings: dict[str, Any] = {
+        "shots": config.shots, "beam": config.beam, "objective": config.objective,
+        "diversity": config.beam_diversity,
+    }  # fmt: skip
 
-    def teach_one(query: Query) -> TeacherResult:
-        return teach_query(
-            query, sampler.names(query), scorer,
-            shots=config.shots, beam=config.beam, objective=config.objective,
-            diversity=config.beam_diversity,
-        )  # fmt: skip
+    def teach_some(some: Sequence[Query]) -> Sequence[TeacherResult | Exception]:
+        names = [sampler.names(query) for query in some]
+        if isinstance(scorer, PoolingScorer):
+            return teach_together(some, names, scorer, **settings)
+        try:
+            return [teach_query(some[0], names[0], scorer, **settings)]
+        except UnscorableError as error:
+            return [error]
 
     def run(shard: int) -> None:
-        shard_rows = rows[shard * config.shard_size : (shard + 1) * config.shard_size]
-        shard_queries = [queries.query(row) for row in shard_rows]
-        write_shard(Path(config.out), shard, shard_queries, teach_one)
+        some = [queries.query(row) for row in _of_shard(rows, config, shard)]
+        write_shard(
+            Path(config.out), shard, some, teach_some, window=_window(config, scorer),
+            on_done=None if on_query is None else partial(on_query, shard),
+        )  # fmt: skip
 
     return run
+
+
+def _of_shard(rows: Sequence[int], config: TeachConfig, shard: int) -> Sequence[int]:
+    return rows[shard * config.shard_size : (shard + 1) * config.shard_size]
+
+
+def _window(config: TeachConfig, scorer: Scorer) -> int:
+    """How many queries are taught together; depends on the settings and the device only."""
+    if not isinstance(scorer, PoolingScorer):
+        return 1
+    calls = num_calls(config.sampler.num_candidates, config.shots, config.beam)
+    return max(1, scorer.calls_together // calls)
 
 
 def check_turns(pool: Pool, queries: Pool, rows: Sequence[int], processor: Any) -> None:

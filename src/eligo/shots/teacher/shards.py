@@ -5,26 +5,27 @@
     records.jsonl                a line per query: candidates, beams, location of its scores
     scores-00000.safetensors     of a shard's queries: states, logprob, num_tokens
     parts/00000.jsonl            lines of a finished shard, until all are finished
-    parts/00000.safetensors      the finished queries of a shard that was interrupted
+    parts/00000.growing          lines and scores of the finished queries of an unfinished shard
     skipped.jsonl, failed.jsonl  queries without a result, and why
 
-The part of a shard is written last and atomically: a killed run leaves a finished shard or nothing
-of it, and a restart does the rest. An interrupted run (Ctrl-C, SIGTERM, an error) also keeps the
-queries that it finished, unless they ran on Ray.
+Finished queries are appended and synced at once; a killed run loses none of them. The part of a
+shard is written last and atomically. Queries are taught in windows whose prompts share batches. A
+window always holds the same queries, so that a restart computes exactly the same scores.
 """
 
 import json
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors.torch import load, save
 from torch import Tensor
 from torch.nn import functional as F
 
 from eligo.errors import InputError
-from eligo.io.files import remove_file, remove_folder, write_text
+from eligo.io.files import GrowingFile, remove_file, remove_folder, write_text
 from eligo.io.reading import json_lines, read_json, reading
 from eligo.io.tensors import save_tensors
 from eligo.pretrained.identity import same_weights, sampled_weights
@@ -41,7 +42,11 @@ _NEW_KEYS = {"beam_diversity": 0.0}
 """Keys that folders of older versions do not have, with what they did."""
 SKIPPED, FAILED = "skipped.jsonl", "failed.jsonl"
 _TRIES = 3
-_LINES = "lines"
+_LINE, _SCORES = "line", "scores"
+_TABLE = ("states", "logprob", "num_tokens")
+
+Teach = Callable[[Sequence[Query]], Sequence[TeacherResult | Exception]]
+"""Returns a result of each query, or its error."""
 
 
 def scores_file(shard: int) -> str:
@@ -50,30 +55,75 @@ def scores_file(shard: int) -> str:
 
 
 def write_shard(
-    folder: Path, shard: int, queries: Sequence[Query], teach: Callable[[Query], TeacherResult]
+    folder: Path,
+    shard: int,
+    queries: Sequence[Query],
+    teach: Teach,
+    *,
+    window: int = 1,
+    on_done: Callable[[int], None] | None = None,
 ) -> None:
-    """Teach a shard's queries and write it; a query that fails three times is listed as failed."""
-    interrupted = _part(folder, shard).with_suffix(".safetensors")
-    lines, tables = _read_interrupted(interrupted)
-    start = sum(len(table["states"]) for table in tables)
+    """Teach a shard's queries, `window` at a time, and write it.
+
+    A query that fails three times is listed as failed. `on_done` is called with the number of
+    finished queries.
+    """
+    path = _part(folder, shard).with_suffix(".growing")
+    kept = GrowingFile(path)
     try:
-        for query in queries[len(lines) :]:
-            result = _teach(query, teach)
-            if isinstance(result, dict):
-                lines.append({"query_id": query.id, **result})
-                continue
-            end = start + len(result.states)
-            tables.append(_table(result))
-            lines.append({**result.as_line(), "shard": shard, "rows": [start, end]})
-            start = end
-    except BaseException:
-        if lines:
-            save_tensors(interrupted, _joined(tables), {_LINES: json.dumps(lines)})
-        raise
-    if tables:
-        save_tensors(folder / scores_file(shard), _joined(tables))
+        lines, tables = _read_growing(kept)
+        for start in range(0, len(queries), window):
+            end = min(start + window, len(queries))
+            if end > len(lines):
+                results = _taught(queries[start:end], teach)
+                new = [_kept(q, r) for q, r in zip(queries[start:end], results, strict=True)]
+                new = new[len(lines) - start :]  # the rest was written before a kill
+                kept.write(b"".join(_as_bytes(*row) for row in new))
+                kept.sync()
+                lines += [line for line, _ in new]
+                tables += [table for _, table in new]
+            if on_done is not None:
+                on_done(end)
+    finally:
+        kept.close()
+    begin = 0
+    for line, table in zip(lines, tables, strict=True):
+        if table:
+            end = begin + len(table["states"])
+            line |= {"shard": shard, "rows": [begin, end]}
+            begin = end
+    scored = [table for table in tables if table]
+    if scored:
+        save_tensors(folder / scores_file(shard), _joined(scored))
     write_text(_part(folder, shard), _as_lines(lines))
-    remove_file(interrupted)
+    remove_file(path)
+
+
+def _kept(
+    query: Query, result: TeacherResult | dict[str, str]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The line of a query and its scores, if there are any."""
+    if isinstance(result, dict):
+        return {"query_id": query.id, **result}, {}
+    return result.as_line(), _table(result)
+
+
+def _as_bytes(line: dict[str, Any], table: dict[str, Tensor]) -> bytes:
+    scores = b64encode(save(table)).decode() if table else None
+    return (json.dumps({_LINE: line, _SCORES: scores}, ensure_ascii=False) + "\n").encode()
+
+
+def _read_growing(file: GrowingFile) -> tuple[list[dict[str, Any]], list[dict[str, Tensor]]]:
+    """Lines and scores of finished queries; half a line of a killed process is dropped."""
+    file.cut(file.path.read_bytes().rfind(b"\n") + 1)
+    lines, tables = [], []
+    expected = "what `eligo shots teach` keeps: remove it to teach this shard again"
+    for number, fields in json_lines(file.path):
+        with reading(f"{file.path}:{number}", expected):
+            lines.append(dict(fields[_LINE]))
+            stored = load(b64decode(fields[_SCORES])) if fields[_SCORES] else {}
+            tables.append({name: stored[name] for name in _TABLE} if stored else {})
+    return lines, tables
 
 
 def _table(result: TeacherResult) -> dict[str, Tensor]:
@@ -88,19 +138,6 @@ def _joined(tables: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     for number, rows in enumerate(joined.get("logprob", ())):
         joined["logprob"][number] = F.pad(rows, (0, width - rows.shape[1]), value=torch.nan)
     return {name: torch.cat(parts) for name, parts in joined.items()}
-
-
-def _read_interrupted(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Tensor]]]:
-    """Lines and scores of the finished queries of an interrupted shard, if there are any."""
-    if not path.exists():
-        return [], []
-    expected = "what a stopped `eligo shots teach` keeps: remove it to teach this shard again"
-    with reading(path, expected), safe_open(path, "pt") as file:
-        lines = [dict(line) for line in json.loads((file.metadata() or {})[_LINES])]
-        table = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if table:
-            table = {name: table[name] for name in ("states", "logprob", "num_tokens")}
-    return lines, [table] if table else []
 
 
 def is_finished(folder: Path, shard: int) -> bool:
@@ -170,19 +207,30 @@ def check_host(folder: Path, model: Any) -> None:
         )
 
 
-def _teach(query: Query, teach: Callable[[Query], TeacherResult]) -> TeacherResult | dict[str, str]:
-    """Teach one query; return a dict with the reason if there is no result."""
-    error: Exception | None = None
-    for _ in range(_TRIES):
-        try:
-            return teach(query)
-        except UnscorableError as reason:
-            return {"skipped": str(reason)}
-        except InputError:
-            raise  # a mistake in the data or the settings: all queries would fail
-        except Exception as reason:
-            error = reason
-    return {"error": f"{type(error).__name__}: {error}"}
+def _taught(queries: Sequence[Query], teach: Teach) -> list[TeacherResult | dict[str, str]]:
+    """Teach queries together, then each that failed alone; a dict says why there is no result."""
+    found: list[TeacherResult | dict[str, str]] = []
+    for query, result in zip(queries, _tried(queries, teach), strict=True):
+        for _ in range(_TRIES - 1):
+            if isinstance(result, TeacherResult | UnscorableError):
+                break
+            (result,) = _tried([query], teach)
+        if isinstance(result, UnscorableError):
+            found.append({"skipped": str(result)})
+        elif isinstance(result, Exception):
+            found.append({"error": f"{type(result).__name__}: {result}"})
+        else:
+            found.append(result)
+    return found
+
+
+def _tried(queries: Sequence[Query], teach: Teach) -> Sequence[TeacherResult | Exception]:
+    try:
+        return teach(queries)
+    except InputError:
+        raise  # a mistake in the data or the settings: all queries would fail
+    except Exception as error:
+        return [error] * len(queries)
 
 
 def _part(folder: Path, shard: int) -> Path:

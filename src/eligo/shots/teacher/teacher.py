@@ -5,7 +5,7 @@ With l the mean log-probability of the answer's tokens and P = exp(l), the value
 (actual) or l(D+c) - l(D) (logprob, the default: P saturates).
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,8 +17,8 @@ from torch import Tensor
 from eligo.errors import EligoError
 from eligo.shots.config import Objective
 from eligo.shots.data.query import Query
-from eligo.shots.hosts.scorer import Scorer
-from eligo.shots.teacher.beam_search import Beam, beam_search
+from eligo.shots.hosts.scorer import PoolingScorer, Request, Scorer, Scores
+from eligo.shots.teacher.beam_search import Beam, beam_search, beam_steps
 
 
 def list_value(
@@ -100,6 +100,10 @@ class TeacherResult:
         return {tuple(p for p in state if p >= 0): row for row, state in enumerate(states)}
 
 
+Step = tuple[Sequence[str], Sequence[str] | None]
+"""Examples, and candidates to add one of; None: score the examples as they are."""
+
+
 def teach_query(
     query: Query,
     candidates: Sequence[str],
@@ -111,20 +115,109 @@ def teach_query(
     diversity: float = 0.0,
 ) -> TeacherResult:
     """Find the best lists of `shots` candidates for a query; `diversity`: see `beam_search`."""
-    start = scorer.baseline(query)
+    search = _search(query, candidates, shots, beam, objective, diversity)
+
+    def scored(prefix: Sequence[str], added: Sequence[str] | None) -> Scores:
+        return scorer.baseline(query) if added is None else scorer.score(query, prefix, added)
+
+    try:
+        steps = next(search)
+        while True:
+            steps = search.send([scored(*step) for step in steps])
+    except StopIteration as end:
+        return end.value
+
+
+def teach_together(
+    queries: Sequence[Query],
+    candidates: Sequence[Sequence[str]],
+    scorer: PoolingScorer,
+    *,
+    shots: int,
+    beam: int,
+    objective: Objective,
+    diversity: float = 0.0,
+) -> list[TeacherResult | EligoError]:
+    """The same for several queries step by step: the prompts of a step share batches.
+
+    A query that cannot be taught has its error in place of a result.
+    """
+    found: list[TeacherResult | EligoError | None] = [None] * len(queries)
+    searches = [
+        _search(query, names, shots, beam, objective, diversity)
+        for query, names in zip(queries, candidates, strict=True)
+    ]
+    waiting = {number: next(search) for number, search in enumerate(searches)}
+    while waiting:
+        requests = [Request(queries[number], _lists(waiting[number])) for number in waiting]
+        scores = scorer.score_all(requests)
+        for number, one in zip(list(waiting), scores, strict=True):
+            steps = waiting.pop(number)
+            if isinstance(one, EligoError):
+                found[number] = one
+                continue
+            try:
+                waiting[number] = searches[number].send(_split(one, steps))
+            except StopIteration as end:
+                found[number] = end.value
+            except EligoError as error:
+                found[number] = error
+    return [one for one in found if one is not None]
+
+
+def _lists(steps: Sequence[Step]) -> list[tuple[str, ...]]:
+    """All lists of some steps."""
+    return [
+        names
+        for prefix, added in steps
+        for names in ([tuple(prefix)] if added is None else [(*prefix, name) for name in added])
+    ]
+
+
+def _split(scores: Scores, steps: Sequence[Step]) -> list[Scores]:
+    """The scores of each step."""
+    sizes = [1 if added is None else len(added) for _, added in steps]
+    return [Scores(part, scores.num_tokens) for part in scores.logprob.split(sizes)]
+
+
+def _search(
+    query: Query,
+    candidates: Sequence[str],
+    shots: int,
+    beam: int,
+    objective: Objective,
+    diversity: float,
+) -> Generator[list[Step], Sequence[Scores], TeacherResult]:
+    """Yield the steps to score next, and return the result."""
+    search = beam_steps(len(candidates), shots, beam, diversity)
     states: list[tuple[int, ...]] = []
     sums: list[Tensor] = []
-
-    def extend(prefix: tuple[int, ...], positions: Sequence[int]) -> Tensor:
-        picks, left = ([candidates[n] for n in part] for part in (prefix, positions))
-        logprob = scorer.score(query, picks, left).logprob.float()
-        row = torch.full((len(candidates),), torch.nan)
-        row[list(positions)] = logprob
-        states.append(prefix)
-        sums.append(row)
-        return list_value(logprob / start.num_tokens, objective)
-
-    beams = beam_search(extend, len(candidates), shots, beam, diversity).beams
+    start: Scores | None = None
+    beams: Sequence[Beam] = []
+    values: list[Tensor] | None = None
+    while True:
+        try:
+            extensions = next(search) if values is None else search.send(values)
+        except StopIteration as end:
+            beams = end.value.beams
+            break
+        steps: list[Step] = [
+            ([candidates[n] for n in prefix], [candidates[n] for n in left])
+            for prefix, left in extensions
+        ]
+        if start is None:
+            start, *scores = yield [((), None), *steps]
+        else:
+            scores = yield steps
+        values = []
+        for (prefix, left), one in zip(extensions, scores, strict=True):
+            row = torch.full((len(candidates),), torch.nan)
+            row[left] = one.logprob.float()
+            states.append(prefix)
+            sums.append(row)
+            values.append(list_value(row[left] / start.num_tokens, objective))
+    if start is None:  # no candidates
+        (start,) = yield [((), None)]
     length = min(shots, len(candidates))
     if len(beams[0].picks) < length or not start.logprob.isfinite().all():
         raise EligoError(

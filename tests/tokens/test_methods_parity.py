@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eligo.tokens.methods import build
+from eligo.tokens.methods import METHODS, build
 from eligo.tokens.reducer import ReducerContext
 from strategies import quick
 from token_cases import full_context, make_context
@@ -378,6 +378,11 @@ CASES: list[tuple[str, Callable[..., Answer], dict]] = [
     ("oracle", slow_oracle, {"fill": "near"}),
     ("oracle", slow_oracle, {"fill": "uniform"}),
 ]
+
+
+def test_every_method_has_a_slow_form():
+    elsewhere = {"none", "prumerge"}  # keeps all; weights are compared as means, below
+    assert {name for name, *_ in CASES} | elsewhere == set(METHODS)
 
 
 @pytest.mark.parametrize(("name", "slow", "options"), CASES)

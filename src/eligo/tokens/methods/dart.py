@@ -1,11 +1,10 @@
 """DART: keep what repeats a few pivots least (Wen et al., EMNLP 2025).
 
-Pivots are the vision tokens and the words with the largest L1 norm. All vision pivots are kept; the
-rest of the budget is divided among all pivots, and each in turn takes the tokens of lowest cosine
-with it that are left. Departures: norms are those of states, since attention keys are not
-available (the paper finds that the choice of pivots matters little); cosines are those of states
-without the layer's norm; budgets are exact. Without words as pivots, it also works before the
-language model.
+Pivots are the vision tokens and the words with the largest L1 norm. All V vision pivots are kept;
+each of all P pivots p in turn takes the `(budget - V) / P` tokens i of lowest `cos(x_i, x_p)` that
+are left. Departures: norms are those of states, since attention keys are not available (the paper
+finds that the choice of pivots matters little); cosines are those of states without the layer's
+norm; budgets are exact. Without words as pivots, it also works before the language model.
 """
 
 from collections.abc import Mapping, Set

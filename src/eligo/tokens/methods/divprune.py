@@ -1,7 +1,7 @@
 """DivPrune: the most diverse subset (Alvar et al., CVPR 2025).
 
-Greedy maximum of the smallest cosine distance. Departure: the paper works on projected features;
-we use tower features before the language model and states inside it.
+Greedy maximum of `min_{i != j in S} 1 - cos(x_i, x_j)`. Departure: the paper works on projected
+features; we use tower features before the language model and states inside it.
 """
 
 from typing import ClassVar, Literal

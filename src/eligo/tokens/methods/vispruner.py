@@ -1,9 +1,9 @@
 """VisPruner: important tokens, and distinct ones of the rest (Zhang et al., ICCV 2025).
 
 Half of the budget goes to the tokens that [CLS] attends to most. The rest, in order of attention,
-is split alternately into A and B, and the 8 tokens of A that are most similar to one of B are
-dropped; this repeats until the other half of the budget is left. Departure: survivors stay in order
-of attention, while the released code reorders A by similarity.
+is split alternately into A and B, and the 8 tokens i of A with the largest `max_{j in B} cos(x_i,
+x_j)` are dropped; this repeats until the other half of the budget is left. Departure: survivors
+stay in order of attention, while the released code reorders A by similarity.
 """
 
 from typing import ClassVar, Literal

@@ -247,7 +247,7 @@ def test_config_of_another_command_is_one_problem():
     with pytest.raises(ConfigError) as refused:
         load_config(PixelsTrainConfig, "tokens/sweep")
     (line,) = str(refused.value).splitlines()
-    assert "sweep.yaml:3: task: got 'tokens.sweep', expected 'pixels.train'" in line
+    assert "sweep.yaml:4: task: got 'tokens.sweep', expected 'pixels.train'" in line
     assert "did you mean" not in line
 
 

@@ -407,7 +407,8 @@ CHANGED: dict[str, dict[str, str]] = {
         "eligo.tokens.training.inputs_config:VqaDataConfig num_workers": _WORKERS,
         "eligo.tokens.training.inputs_config:_FilesConfig num_workers": _WORKERS,
     },
-    "yamls": {f"demos/{name} train.lr": _RATE for name in ("v0", "v1", "v2", "v2_gru", "v3")}
+    "yamls": {"tokens/sweep methods": "All methods are compared."}
+    | {f"demos/{name} train.lr": _RATE for name in ("v0", "v1", "v2", "v2_gru", "v3")}
     | {
         f"{name} data.num_workers": _WORKERS
         for name in (

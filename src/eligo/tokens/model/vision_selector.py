@@ -4,9 +4,10 @@
 mean is taken over k first, at a cost linear in the tokens. The published checkpoints for Qwen2.5-VL
 hold a whole model with the scorer in its tower (`importance_scorer`): only the scorer is read.
 Departures: each image is scored alone, not together with the others of its prompt, and in float32;
-hosts with a projector behind the tower (LLaVA) are scored before it. Training (`merger.kind:
-vision_selector`) uses the paper's relaxed top-k, `sigmoid(s + t)` with a sum of k, in our way: hard
-choices with its gradient and a falling temperature, not soft weights and a growing penalty.
+its budget is rounded to the nearest number, not down; hosts with a projector behind the tower
+(LLaVA) are scored before it. Training (`merger.kind: vision_selector`) uses the relaxed top-k of
+the released code, `sigmoid(s + t)` with a sum of k, in our way: hard choices with its gradient and
+a falling temperature. The weights of its regularisation, which grow there, have no counterpart.
 """
 
 import re

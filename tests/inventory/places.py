@@ -242,6 +242,7 @@ MOVED: dict[str, dict[str, str]] = {
         "triton: eligo.patches.kernels.keeping:_keep_best": (
             "triton: eligo.patches.kernels.triton_kernels:_keep_best"
         ),
+        "triton: eligo.pixels.model.kernels:_biases": "triton: eligo.pixels.model.kernels:_attend",
         "triton: eligo.pixels.model.kernels:_turned": "triton: eligo.pixels.model.kernels:_rotated",
     },
     "formats": {

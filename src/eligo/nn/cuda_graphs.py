@@ -8,7 +8,8 @@ again are not recorded. The least recently used graph is dropped; all share one 
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 Tensors = tuple[Tensor | None, ...]
 Recorded = Callable[[Tensors], Tensors]
-Key = tuple[tuple[torch.Size, torch.dtype, torch.device] | None, ...]
+Key = Hashable
 
 _MAX_SEEN = 256  # combinations that are remembered
 _WARM_UP = 2  # calls before recording: kernels are compiled and libraries choose algorithms
@@ -50,18 +51,20 @@ class GraphedFunction:
             self._seen: OrderedDict[Key, None] = OrderedDict()
             self._shared: _Shared | None = None
 
-    def __call__(self, *inputs: Tensor | None) -> Tensors:
-        """Return the outputs of the function, in memory of their own."""
-        if not _on_one_gpu(inputs):
-            with torch.no_grad():
-                return self.function(*inputs)
-        key = tuple(None if x is None else (x.shape, x.dtype, x.device) for x in inputs)
-        with self._lock:
-            graph = self._graph(key, inputs)
-            if graph is not None:
-                return graph(inputs)
+    def __call__(self, *inputs: Tensor | None, **settings: Any) -> Tensors:
+        """Return the outputs of the function, in memory of their own.
+
+        Every combination of `settings` (hashable, and passed on) has its own graph.
+        """
+        function = partial(self.function, **settings)
+        if _on_one_gpu(inputs):
+            shapes = tuple(None if x is None else (x.shape, x.dtype, x.device) for x in inputs)
+            with self._lock:
+                graph = self._graph((shapes, *settings.items()), function, inputs)
+                if graph is not None:
+                    return graph(inputs)
         with torch.no_grad():
-            return self.function(*inputs)
+            return function(*inputs)
 
     def memory(self) -> dict[str, int]:
         """Return the number of graphs, and the bytes that they hold on the GPU."""
@@ -72,7 +75,9 @@ class GraphedFunction:
                 held += self._shared.bytes()
             return {"graphs": len(graphs), "bytes": held}
 
-    def _graph(self, key: Key, inputs: Tensors) -> Recorded | None:
+    def _graph(
+        self, key: Key, function: Callable[..., Tensors], inputs: Tensors
+    ) -> Recorded | None:
         """The graph of these shapes, recorded if they were seen before."""
         if key in self._graphs:
             self._graphs.move_to_end(key)
@@ -83,7 +88,7 @@ class GraphedFunction:
                 self._seen.popitem(last=False)
             return None
         try:
-            self._graphs[key] = self._record(inputs)
+            self._graphs[key] = self._record(function, inputs)
         except Exception as error:  # torch raises many kinds
             why = (str(error).splitlines() or [type(error).__name__])[0]
             _log.warning("a CUDA graph could not be recorded (%s); running without it", why)
@@ -92,10 +97,10 @@ class GraphedFunction:
             self._graphs.popitem(last=False)
         return self._graphs[key]
 
-    def _record(self, inputs: Tensors) -> Recorded:
+    def _record(self, function: Callable[..., Tensors], inputs: Tensors) -> Recorded:
         if self._shared is None:
             self._shared = _Shared(next(x.device for x in inputs if x is not None))
-        return _Graph(self.function, inputs, self._shared, self._keep)
+        return _Graph(function, inputs, self._shared, self._keep)
 
 
 class _Shared:

@@ -432,6 +432,8 @@ CHANGED: dict[str, dict[str, str]] = {
         for name in ("coco_vit224", "f30k_dinov2", "f30k_swin224", "f30k_vit224")
     },
     "outputs": {
+        "pixels predict files*": "A picture of the confidence is written too.",
+        "pixels predict, colours alone files*": "A picture of the confidence is written too.",
         "demos evaluate ranking*": _RESIDUAL,
         "demos predict *": _RESIDUAL,
         "demos train *": _RESIDUAL,

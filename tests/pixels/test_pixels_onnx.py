@@ -102,7 +102,7 @@ def check_against_torch(segmenter: Segmenter, session: Any, size: tuple[int, int
             torch.testing.assert_close(found, alone, atol=1e-3, rtol=0)
 
 
-def test_onnx_agrees_with_torch_and_predict(tmp_path: Path):
+def test_onnx_agrees_with_torch(tmp_path: Path):
     """One test, so that parallel workers export once."""
     folder = exported(tmp_path, "--height", "48", "--width", "64")
     segmenter, session, about = opened(folder)

@@ -5,9 +5,11 @@
 
 Both sides (`plain.py` and eligo, each with eligo's head in `model`) run in three ways: `eager`,
 `captured` (a CUDA graph, `eligo.nn.cuda_graphs`) and `compiled` (torch.compile), and both of the
-latter together. eligo's captured model is the frozen copy that `Segmenter` uses. Precisions:
-`float32` (no TF32), `float32 tf32_conv` (torch's default: TF32 in convolutions only), `bfloat16`
-(autocast). Ways of a case take turns; times are wall-clock medians of a call until the GPU is done.
+latter together. eligo's captured model is the frozen copy that `Segmenter` uses; `frame` is all
+that its `segment` does on the GPU, from uint8 colours and metres to labels and confidence.
+Precisions: `float32` (no TF32), `float32 tf32_conv` (torch's default: TF32 in convolutions only),
+`bfloat16` (autocast; plain code casts its weights in every pass, as autocast does).
+Ways of a case take turns; times are wall-clock medians of a call until the GPU is done.
 Compiling takes a minute or more each; what does not start within `--seconds` is left out.
 
 Every way is checked against eager mode in the same run. Results are written after each way, to
@@ -32,7 +34,8 @@ from benchmarks.timing import timed_in_turns, write_results
 from eligo.cli import run_script
 from eligo.cli.flags import Count
 from eligo.nn.cuda_graphs import GraphedFunction
-from eligo.pixels import PixelsModel
+from eligo.pixels import InputsConfig, PixelsModel
+from eligo.pixels.inference.frames import FrameRunner
 from eligo.pixels.model.frozen import frozen
 
 RESULTS = Path(__file__).parent / "results" / "speed_gpu.json"
@@ -49,7 +52,7 @@ class Bench:
         self.model, self.rgb, self.depth = case.build()
         self.half = precision == "bfloat16"
         self.fast = frozen(self.model, torch.bfloat16 if self.half else torch.float32)
-        self.graphs: dict[str, GraphedFunction] = {}
+        self.graphs: dict[str, GraphedFunction | FrameRunner] = {}
         self.row: dict[str, Any] = {}
 
     def forward(self, side: str, what: str, model: PixelsModel) -> Forward:
@@ -168,6 +171,7 @@ def run(
             )
             for what in ("encoder", "model"):
                 bench.measure(_uncompiled(bench, what), rounds, f"{what} eligo eager")
+            bench.measure(_frames(bench), rounds, "frame eligo eager")
         write(name)
     if not compile:
         return
@@ -193,6 +197,22 @@ def _uncompiled(bench: Bench, what: str) -> dict[str, Callable[[], Any]]:
         ways[f"{what} {side} captured"] = _once(
             lambda copy=copy, name=f"{what} {side} captured": bench.captured(name, copy)
         )
+    return ways
+
+
+def _frames(bench: Bench) -> dict[str, Callable[[], Any]]:
+    """`Segmenter.segment` without and with CUDA graphs; confidence is what is compared."""
+    pixels = (bench.rgb * 60 + 128).clamp(0, 255).to(torch.uint8)
+    metres, inputs = bench.depth.abs() + 0.5, InputsConfig(depth_scale=1)
+    ways: dict[str, Callable[[], Any]] = {}
+    for way, graphs in (("eager", False), ("captured", True)):
+        dtype = torch.bfloat16 if bench.half else torch.float32
+        runner = FrameRunner(bench.model, dtype, graphs=graphs)
+        ways[f"frame eligo {way}"] = lambda runner=runner: (
+            runner(pixels, metres, None, None, inputs=inputs).confidence,
+        )
+        if graphs:
+            bench.graphs[f"frame eligo {way}"] = runner
     return ways
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.pixels import sizes, speed, speed_gpu
+import eligo
+from benchmarks.pixels import before, sizes, speed, speed_gpu
 from eligo.cli import run_script
 from eligo.pixels import Segmenter
 
@@ -30,6 +31,15 @@ def test_speed_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         assert entry["results"]["model"]["largest_difference"] < 1e-3
 
 
+def test_versions_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(before, "RESULTS", tmp_path / "speed.json")
+    source = Path(eligo.__file__).parents[1]
+    flags = ["--source", str(source), "--passes", "1", "--threads", "1", *SMALL]
+    assert run_script(before.run, flags) == 0
+    (entry,) = json.loads((tmp_path / "speed.json").read_text()).values()
+    assert entry["results"]["relative_difference"] == 0
+
+
 def test_gpu_speed_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """On a CPU there are no graphs; what fails is recorded, and the rest is measured."""
 
@@ -46,6 +56,7 @@ def test_gpu_speed_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ways = entry["results"]["ways"]
         assert ways["model eligo captured"] == {"error": "RuntimeError: no memory"}
         assert ways["model plain eager"]["difference"] < (0.3 if "bfloat16" in name else 1e-3)
+        assert ways["frame eligo captured"]["difference"] == 0
         ratios = ["encoder: eligo eager / plain eager", "model: eligo eager / plain eager"]
         assert list(entry["results"]["ratios"]) == ratios
 

@@ -49,13 +49,16 @@ def is_traced() -> bool:
     return torch.compiler.is_compiling() or torch._C._is_tracing() or _is_intercepted()
 
 
-@torch.compiler.assume_constant_result
 def _kernels_run(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether kernels are turned on, and run for this device and type."""
     if os.environ.get(_SWITCH, "triton") != "triton" or dtype not in _KERNEL_TYPES:
         return False
     interpreted = device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
     return (device.type == "cuda" or interpreted) and _triton_works(device, dtype)
+
+
+# As `torch.compiler.assume_constant_result` does, which would import the compiler.
+_kernels_run.__dict__["_dynamo_marked_constant"] = True
 
 
 def _is_intercepted() -> bool:

@@ -34,6 +34,7 @@ SKIPPED = {
     "python examples/": "run by tests/examples",
     "python -m benchmarks.": "run by tests/benchmarks",
     "eligo explore --live": "a server, which does not end; run by tests/explorer",
+    "trtexec": "another program, which needs a GPU",
     "eligo pixels export": "shape checks cannot be traced; run by tests/pixels/test_pixels_onnx.py",
 }
 """What is not run: how the line starts, and why."""

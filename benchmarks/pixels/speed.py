@@ -1,17 +1,15 @@
 """Speed and memory of DFormerv2, compared with a plain implementation of its equations.
 
     python -m benchmarks.pixels.speed                             S at 480x640, CPU, one thread
-    python -m benchmarks.pixels.speed --device cuda --batch 8     one GPU
-    python -m benchmarks.pixels.speed --device cuda --batch 8 --compile
+    python -m benchmarks.pixels.speed --device cuda --batch 8     one GPU, eager mode
     python -m benchmarks.pixels.speed --inputs                    cost of depth and words
 
-The plain encoder works as the released code: every block resizes the depth and builds its own
-prior, for all heads; q, k and v are separate, attention is an explicit softmax. It shares nothing
-with eligo but the weights (and, in `model`, the head). Both sides are measured in turn, so that a
-busy machine slows both; a ratio is of medians. On a CPU it is of processor time (one thread), which
-other programs disturb less, with wall time beside it. Memory is the peak of one forward pass (and
-of one with backward) in a process of its own: on a CPU the growth of the resident set, on a GPU
-what torch allocated.
+The plain encoder (`plain.py`) shares nothing with eligo but the weights (and, in `model`, the
+head). Both sides are measured in turn, so that a busy machine slows both; a ratio is of medians. On
+a CPU it is of processor time (one thread), which other programs disturb less, with wall time beside
+it. Memory is the peak of one forward pass (and of one with backward) in a process of its own: on a
+CPU the growth of the resident set, on a GPU what torch allocated. `speed_gpu.py` measures CUDA
+graphs and compiled models too.
 
 Writes an entry for the case to benchmarks/pixels/results/speed.json; other entries stay.
 """
@@ -29,15 +27,15 @@ from typing import Annotated, Any, Literal
 import torch
 import tyro
 from torch import Tensor
-from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.pixels.plain import Plain
 from benchmarks.timing import used_bytes
 from eligo.cli import run_script
 from eligo.cli.flags import Count
 from eligo.io.files import write_text
-from eligo.pixels import SIZES, Encoder, PixelsConfig, PixelsModel, TextBatch, to_official
+from eligo.pixels import SIZES, Encoder, PixelsConfig, PixelsModel, TextBatch
 from eligo.report.provenance import provenance
 
 RESULTS = Path(__file__).parent / "results" / "speed.json"
@@ -59,8 +57,6 @@ class Case:
     """Autocast type."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to run."""
-    compile: bool = False
-    """Compile eligo's side."""
 
     def build(self) -> tuple[PixelsModel, Tensor, Tensor]:
         """Return the model and its inputs, the same in every process."""
@@ -79,151 +75,22 @@ class Case:
         return torch.autocast(self.device, getattr(torch, self.dtype))
 
 
-class Plain:
-    """The DFormerv2 encoder by its equations, from official weights."""
-
-    def __init__(self, model: PixelsModel) -> None:
-        state = to_official(model.encoder)
-        device = next(model.parameters()).device
-        self.weights = {key: value.to(device) for key, value in state.items()}
-        self.config = model.config.encoder
-
-    def require_grad(self) -> None:
-        """Let the weights receive gradients."""
-        fixed = ("running_mean", "running_var", "angle", "decay", "num_batches_tracked")
-        for key, value in self.weights.items():
-            if not key.endswith(fixed):
-                value.requires_grad_()
-
-    def __call__(self, rgb: Tensor, depth: Tensor) -> tuple[Tensor, ...]:
-        x = rgb
-        for layer, stride in enumerate((2, 1, 2, 1)):
-            x = self.conv(x, f"patch_embed.proj.{3 * layer}", stride=stride, padding=1)
-            x = self.batch_norm(x, f"patch_embed.proj.{3 * layer + 1}")
-            x = F.gelu(x) if layer < 3 else x
-        x = x.permute(0, 2, 3, 1)
-        features = []
-        for stage in range(4):
-            for number in range(self.config.depths[stage]):
-                x = self.block(x, depth, f"layers.{stage}.blocks.{number}", stage)
-            exported = self.layer_norm(x, f"extra_norms.{stage - 1}", 1e-5) if stage else x
-            features.append(exported.permute(0, 3, 1, 2).contiguous())
-            if stage < 3:
-                x = x.permute(0, 3, 1, 2)
-                x = self.conv(x, f"layers.{stage}.downsample.reduction", stride=2, padding=1)
-                x = self.batch_norm(x, f"layers.{stage}.downsample.norm").permute(0, 2, 3, 1)
-        return tuple(features)
-
-    def block(self, x: Tensor, depth: Tensor, name: str, stage: int) -> Tensor:
-        x = x + self.depthwise(x, f"{name}.cnn_pos_encode.dwconv")
-        branch = self.attention(self.layer_norm(x, f"{name}.layer_norm1", 1e-6), depth, name, stage)
-        x = x + branch * self.weights.get(f"{name}.gamma_1", 1.0)
-        normed = self.layer_norm(x, f"{name}.layer_norm2", 1e-6)
-        hidden = F.gelu(self.linear(normed, f"{name}.ffn.fc1"))
-        hidden = hidden + self.depthwise(hidden, f"{name}.ffn.dwconv.dwconv")
-        return x + self.linear(hidden, f"{name}.ffn.fc2") * self.weights.get(f"{name}.gamma_2", 1.0)
-
-    def attention(self, x: Tensor, depth: Tensor, name: str, stage: int) -> Tensor:
-        batch, height, width, dim = x.shape
-        heads = self.config.heads[stage]
-        q, k, v = (self.linear(x, f"{name}.Attention.{part}_proj") for part in "qkv")
-        local = self.depthwise(v, f"{name}.Attention.lepe.dwconv")
-        k = k * (dim // heads) ** -0.5
-        q, k, v = (part.view(batch, height, width, heads, -1) for part in (q, k, v))
-        sin, cos = self.rotary(height, width, name)
-        q, k = (self.rotate(part, sin, cos) for part in (q, k))
-        if stage == 3:
-            bias = self.full_prior(depth, height, width, name)
-            q, k, v = (part.flatten(1, 2).transpose(1, 2) for part in (q, k, v))
-            mixed = torch.softmax(q @ k.transpose(-1, -2) + bias, -1).to(v.dtype) @ v
-            mixed = mixed.transpose(1, 2).reshape(batch, height, width, dim)
-        else:
-            rows, columns = self.split_prior(depth, height, width, name)
-            q_row, k_row, v_row = (part.permute(0, 3, 1, 2, 4) for part in (q, k, v))
-            weights = torch.softmax(q_row @ k_row.transpose(-1, -2) + rows, -1)
-            v = (weights.to(v.dtype) @ v_row).permute(0, 2, 3, 1, 4)
-            q_col, k_col, v_col = (part.permute(0, 3, 2, 1, 4) for part in (q, k, v))
-            weights = torch.softmax(q_col @ k_col.transpose(-1, -2) + columns, -1)
-            mixed = (weights.to(v.dtype) @ v_col).permute(0, 3, 2, 1, 4).flatten(-2)
-        return self.linear(mixed + local, f"{name}.Attention.out_proj")
-
-    def split_prior(
-        self, depth: Tensor, height: int, width: int, name: str
-    ) -> tuple[Tensor, Tensor]:
-        """(batch, heads, height, width, width) and (batch, heads, width, height, height)."""
-        z = F.interpolate(depth, (height, width), mode="bilinear", align_corners=False)[:, 0]
-        w0, w1 = self.weights[f"{name}.Geo.weight"].flatten()
-        decay = self.weights[f"{name}.Geo.decay"][None, :, None, None, None]
-        biases = []
-        for lines in (z, z.transpose(1, 2)):
-            index = torch.arange(lines.shape[2], device=z.device, dtype=torch.float32)
-            grid = (index[:, None] - index[None]).abs()[None, None, None] * decay
-            gaps = (lines[..., :, None] - lines[..., None, :]).abs()[:, None] * decay
-            biases.append(w0 * grid + w1 * gaps)
-        return biases[0], biases[1]
-
-    def full_prior(self, depth: Tensor, height: int, width: int, name: str) -> Tensor:
-        """(batch, heads, tokens, tokens)."""
-        z = F.interpolate(depth, (height, width), mode="bilinear", align_corners=False).flatten(2)
-        w0, w1 = self.weights[f"{name}.Geo.weight"].flatten()
-        decay = self.weights[f"{name}.Geo.decay"][None, :, None, None]
-        rows = torch.arange(height, device=z.device).repeat_interleave(width).float()
-        columns = torch.arange(width, device=z.device).repeat(height).float()
-        grid = (rows[:, None] - rows).abs() + (columns[:, None] - columns).abs()
-        gaps = (z[..., :, None] - z[..., None, :]).abs()
-        return w0 * (grid[None, None] * decay) + w1 * (gaps * decay)
-
-    def rotary(self, height: int, width: int, name: str) -> tuple[Tensor, Tensor]:
-        angle = self.weights[f"{name}.Geo.angle"]
-        index = torch.arange(height * width, device=angle.device)
-        angles = (index[:, None] * angle).view(height, width, 1, -1)
-        return torch.sin(angles), torch.cos(angles)
-
-    @staticmethod
-    def rotate(x: Tensor, sin: Tensor, cos: Tensor) -> Tensor:
-        rotated = torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
-        return (x * cos + rotated * sin).to(x.dtype)
-
-    def linear(self, x: Tensor, name: str) -> Tensor:
-        return F.linear(x, self.weights[f"{name}.weight"], self.weights[f"{name}.bias"])
-
-    def conv(self, x: Tensor, name: str, **options) -> Tensor:
-        return F.conv2d(x, self.weights[f"{name}.weight"], self.weights[f"{name}.bias"], **options)
-
-    def depthwise(self, x: Tensor, name: str) -> Tensor:
-        groups, _, kernel, _ = self.weights[f"{name}.weight"].shape
-        x = self.conv(x.permute(0, 3, 1, 2), name, padding=kernel // 2, groups=groups)
-        return x.permute(0, 2, 3, 1)
-
-    def layer_norm(self, x: Tensor, name: str, eps: float) -> Tensor:
-        weight, bias = self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]
-        return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
-
-    def batch_norm(self, x: Tensor, name: str) -> Tensor:
-        parts = ("running_mean", "running_var", "weight", "bias")
-        mean, var, weight, bias = (self.weights[f"{name}.{part}"] for part in parts)
-        return F.batch_norm(x, mean, var, weight, bias, eps=1e-5)
-
-
 Forward = Callable[[], tuple[Tensor, ...]]
 Seconds = dict[str, list[tuple[float, float]]]
 """Wall time and processor time of every round."""
 
 
-def sides(
-    model: PixelsModel, what: str, rgb: Tensor, depth: Tensor, compile: bool = False
-) -> dict[str, Forward]:
+def sides(model: PixelsModel, what: str, rgb: Tensor, depth: Tensor) -> dict[str, Forward]:
     """Return both ways to run the encoder, or the encoder and the head (at stride 8)."""
     plain, encoder = Plain(model), model.encoder
 
     def whole(features: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (model.head(features)[0],) if what == "model" else features
 
-    def eligo_run(rgb: Tensor, depth: Tensor) -> tuple[Tensor, ...]:
-        return whole(encoder(rgb, depth))
-
-    fast = torch.compile(eligo_run, fullgraph=True) if compile else eligo_run
-    return {"plain": lambda: whole(plain(rgb, depth)), "eligo": lambda: fast(rgb, depth)}
+    return {
+        "plain": lambda: whole(plain(rgb, depth)),
+        "eligo": lambda: whole(encoder(rgb, depth)),
+    }
 
 
 def run(
@@ -258,7 +125,7 @@ def run(
         print(f"{what}: {row['speedup']:.2f} x ({spread}); {times}")
     entries = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     size = f"{case.size} {case.height}x{case.width} batch {case.batch}"
-    key = f"{case.device} {case.dtype} {size}{' compiled' if case.compile else ''}"
+    key = f"{case.device} {case.dtype} {size}"
     entries[key] = provenance("python -m benchmarks.pixels.speed", case.device)
     entries[key]["results"] = results
     write_text(RESULTS, json.dumps(entries, indent=2) + "\n")
@@ -321,7 +188,7 @@ def _wait(device: str) -> None:
 
 def _speed(case: Case, what: str, rounds: int) -> dict[str, float]:
     model, rgb, depth = case.build()
-    runs = sides(model, what, rgb, depth, case.compile)
+    runs = sides(model, what, rgb, depth)
     seconds, outputs = _take_turns(case, runs, rounds)
     which = 1 if case.device == "cpu" else 0  # processor time, or wall time
     wall = {name: median(pair[0] for pair in pairs) for name, pairs in seconds.items()}
@@ -361,7 +228,7 @@ def _peak(case: Case, name: str, backward: bool) -> float:
     plain = Plain(model)
     if backward:
         plain.require_grad()
-    fast = sides(model, "encoder", rgb, depth, case.compile)["eligo"]
+    fast = sides(model, "encoder", rgb, depth)["eligo"]
     before = used_bytes(case.device)
     with torch.set_grad_enabled(backward), case.precision():
         outputs = plain(rgb, depth) if name == "plain" else fast()

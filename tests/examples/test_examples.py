@@ -245,6 +245,10 @@ def test_segment_rgbd(example, tmp_path: Path):
     assert re.search(r"^ *\d+\.\d%  \w+  \(sure: \d+%\)$", output, re.MULTILINE)
     assert "ball: attention" in output
     assert Image.open(tmp_path / "runs" / "segment_rgbd" / "label.png").size == (64, 48)
+    folders = [str(Path(path).parent) for path in pair]
+    frames = example("segment_rgbd", *folders, "ball, ring", "model")
+    assert frames.startswith("frame 0: mostly class ")
+    assert len(frames.splitlines()) == len(list((tmp_path / folders[0]).iterdir()))
     assert "attention" not in example("segment_rgbd", pair[0], "-", "", "model")
 
 

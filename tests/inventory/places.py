@@ -242,6 +242,7 @@ MOVED: dict[str, dict[str, str]] = {
         "triton: eligo.patches.kernels.keeping:_keep_best": (
             "triton: eligo.patches.kernels.triton_kernels:_keep_best"
         ),
+        "triton: eligo.pixels.model.kernels:_biases": "triton: eligo.pixels.model.kernels:_attend",
         "triton: eligo.pixels.model.kernels:_turned": "triton: eligo.pixels.model.kernels:_rotated",
     },
     "formats": {
@@ -432,6 +433,8 @@ CHANGED: dict[str, dict[str, str]] = {
         for name in ("coco_vit224", "f30k_dinov2", "f30k_swin224", "f30k_vit224")
     },
     "outputs": {
+        "pixels predict files*": "A picture of the confidence is written too.",
+        "pixels predict, colours alone files*": "A picture of the confidence is written too.",
         "demos evaluate ranking*": _RESIDUAL,
         "demos predict *": _RESIDUAL,
         "demos train *": _RESIDUAL,

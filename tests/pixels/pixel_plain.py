@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.pixels import speed as benchmark
+from benchmarks.pixels.plain import Plain
 from eligo.pixels import PixelsConfig
 
 
-class PlainModel(benchmark.Plain):
+class PlainModel(Plain):
     def __init__(self, state: dict[str, Tensor], config: PixelsConfig) -> None:
         self.weights = {key.removeprefix("backbone."): value for key, value in state.items()}
         self.config, self.whole = config.encoder, config

@@ -23,6 +23,7 @@ from eligo.pixels.model.geometry import (
     rotary_tables,
     row_distances,
     stage_geometry,
+    stage_tables,
 )
 from eligo.pixels.model.official import _ALIGN, _encoder_names
 from eligo.pixels.text.batch import Text, legacy_text_mask
@@ -70,15 +71,8 @@ def test_block_matches_the_original(kind: str):
         theirs = [key.removeprefix(prefix) for key in _encoder_names(f"stages.0.blocks.0.{name}")]
         ours[name] = torch.cat([state[key] for key in theirs]).reshape(value.shape)
     block.load_state_dict(ours)
-    geometry = stage_geometry(
-        (6, 8),
-        Depth(tensors["depth"], None),
-        num_heads=4,
-        head_dim=8,
-        spread=4.0,
-        full=kind == "full",
-        device=CPU,
-    )
+    tables = stage_tables((6, 8), num_heads=4, head_dim=8, spread=4.0, device=CPU)
+    geometry = stage_geometry((6, 8), Depth(tensors["depth"], None), tables, full=kind == "full")
     x = tensors["x"]
     lifted = block.norm_attention(x + block.position(x))
     close(block.attention(lifted, geometry, block.prior_weights), tensors["attn_out"])

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from eligo.pixels.model import layers
 from eligo.pixels.model.layers import use_kernels
 
 HERE = Path(__file__).parent
+ATTEND = {"HAS_DEPTH": True, "HAS_MASK": True, "PRECISION": "tf32x3", "QUERIES": 32, "KEYS": 32}
 
 
 def test_interpreted_kernels():
@@ -95,6 +97,8 @@ def test_conditions_for_kernels(monkeypatch: pytest.MonkeyPatch):
     assert not use_kernels(x.to("meta"))
     with monkeypatch.context() as patch:
         patch.setattr(torch.compiler, "is_compiling", lambda: True)
+        assert use_kernels(x)
+        patch.setattr(torch.compiler, "is_exporting", lambda: True)
         assert not use_kernels(x)
     monkeypatch.setattr(layers, "_triton_works", lambda *_: False)
     assert not use_kernels(x)
@@ -109,21 +113,23 @@ def test_conditions_for_kernels(monkeypatch: pytest.MonkeyPatch):
     [
         ("_depthwise", {"K": 3, "HAS_ONTO": True, "COLUMNS": 16, "CHANNELS": 32}),
         ("_rotated", {"D": 16, "TOKENS": 32, "CHANNELS": 64}),
-        ("_biases", {"TILE": 32}),
+        ("_attend", ATTEND | {"D": 16, "CHANNELS": 16, "FULL": False}),
+        ("_attend", ATTEND | {"D": 24, "CHANNELS": 32, "FULL": True}),
         ("_norm", {"TOKENS": 8, "CHANNELS": 256}),
     ],
 )
-def test_kernels_compile_for_an_h200(name: str, constants: dict[str, int], half: bool):
+def test_kernels_compile_for_an_h200(name: str, constants: dict[str, Any], half: bool):
     """The compiler is stricter than the interpreter and needs no GPU."""
     triton = pytest.importorskip("triton")
     from triton.backends.compiler import GPUTarget
 
     kernel = getattr(importlib.import_module("eligo.pixels.model.kernels"), name)
     numbers = ("height", "width", "num_channels", "num_tokens", "num_heads", "per_image", "step")
-    numbers += ("head_step",)
+    numbers += ("num_lines", "line_step", "token_step")
     kinds = dict.fromkeys(kernel.arg_names, "*bf16" if half else "*fp32")
     kinds |= {key: "i32" for key in numbers if key in kinds} | dict.fromkeys(constants, "constexpr")
-    kinds |= {"eps": "fp32"} if name == "_norm" else {}
+    floats = {"eps": "fp32", "scale": "fp32", "z": "*fp32", "decay": "*fp32", "valid": "*i1"}
+    kinds |= {key: kind for key, kind in floats.items() if key in kinds}
     values = {(kernel.arg_names.index(key),): value for key, value in constants.items()}
     source = triton.compiler.ASTSource(fn=kernel, signature=kinds, constexprs=values)
     with warnings.catch_warnings():

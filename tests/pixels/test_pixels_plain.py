@@ -6,8 +6,9 @@ import importlib
 import pytest
 import torch
 from pixel_cases import official_model, pictures, some_text, tiny_config
-from pixel_plain import PlainModel, benchmark
+from pixel_plain import PlainModel
 
+from benchmarks.pixels import speed
 from eligo.pixels import from_official
 
 
@@ -42,11 +43,11 @@ def test_whole_model_matches_the_plain_implementation(
 
 
 def test_plain_encoder_of_the_benchmark_matches():
-    case = benchmark.Case(size="small", height=64, width=96, batch=2)
+    case = speed.Case(size="small", height=64, width=96, batch=2)
     model, rgb, depth = case.build()
     with torch.no_grad():
         for what in ("encoder", "model"):
-            runs = benchmark.sides(model, what, rgb, depth)
+            runs = speed.sides(model, what, rgb, depth)
             plain, ours = (runs[name]() for name in ("plain", "eligo"))
             for a, b in zip(plain, ours, strict=True):
                 torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)

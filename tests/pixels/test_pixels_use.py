@@ -134,7 +134,10 @@ def test_predict_and_save(run: Path, pair, tmp_path: Path, with_depth: bool, tag
     result = json.loads((prediction.save(tmp_path / "out") / "result.json").read_text("utf-8"))
     names = [path.relative_to(tmp_path / "out").as_posix() for path in map(Path, result["files"])]
     shown = ["tags/00_wall.png", "tags/01_red_ball.png", "tags/02_ring.png"]
-    assert names == ["label.png", "overlay.png", *(shown if tags else []), "result.json"]
+    pictures = ["label.png", "confidence.png", "overlay.png", *(shown if tags else [])]
+    assert names == [*pictures, "result.json"]
+    stored = torch.from_numpy(np.array(Image.open(tmp_path / "out" / "confidence.png")))
+    torch.testing.assert_close(stored / 255, prediction.confidence, atol=0.5 / 255 + 1e-6, rtol=0)
     stored = Image.open(tmp_path / "out" / "label.png")
     assert stored.mode == "P"
     assert np.array_equal(np.asarray(stored), prediction.labels.numpy())
@@ -320,10 +323,26 @@ def test_smoke_names_unused_flags(capsys):
     assert "--smoke sets its own scenes and sizes" in capsys.readouterr().err
 
 
+def test_predict_command_of_a_folder(capsys, run: Path, pair, tmp_path: Path):
+    """Every image gets a folder of its own, with the same result as alone."""
+    images, depths = pair[0].parent, pair[1].parent
+    flags = ["--tags", "wall, ring", "--model", run, "--device", "cpu"]
+    found = result_of(capsys, "predict", "--image", images, "--depth", depths, *flags,
+                      "--out", tmp_path / "all")  # fmt: skip
+    names = sorted(path.stem for path in images.iterdir())
+    assert [Path(row["out"]).name for row in found] == names
+    alone = result_of(capsys, "predict", "--image", pair[0], "--depth", pair[1], *flags,
+                      "--out", tmp_path / "one")  # fmt: skip
+    assert found[names.index(pair[0].stem)]["classes"] == alone["classes"]
+    for name in ("label.png", "confidence.png"):
+        there = tmp_path / "all" / pair[0].stem / name
+        assert there.read_bytes() == (tmp_path / "one" / name).read_bytes()
+
+
 def test_predict_command(capsys, run: Path, pair, tmp_path: Path):
     found = result_of(capsys, "predict", "--image", pair[0], "--depth", pair[1], "--tags",
                  "wall, ring", "--model", run, "--out", tmp_path, "--device", "cpu")  # fmt: skip
-    assert len(found["files"]) == 5
+    assert len(found["files"]) == 6
     assert all(Path(file).is_file() for file in found["files"])
     (shown,) = map(load_record, find_records(tmp_path))
     assert shown.stages[0].rows == ("wall", "ring")

@@ -1,9 +1,12 @@
 from .config import PRESETS as PRESETS
 from .config import SIZES as SIZES
 from .config import EncoderConfig as EncoderConfig
+from .config import InputsConfig as InputsConfig
 from .config import PixelsConfig as PixelsConfig
 from .config import PixelsTrainConfig as PixelsTrainConfig
 from .config import SegmenterConfig as SegmenterConfig
+from .inference.folders import read_frames as read_frames
+from .inference.frames import Segmentation as Segmentation
 from .inference.predict import PixelsPrediction as PixelsPrediction
 from .inference.predict import predict as predict
 from .inference.segmenter import Segmenter as Segmenter

@@ -1,7 +1,7 @@
-"""`eligo pixels predict`: segment an image, and show which word guided which pixel."""
+"""`eligo pixels predict`: segment images, and show which word guided which pixel."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from eligo.cli.console import print_result, print_text
 from eligo.cli.flags import Index, Positive, Side
@@ -23,15 +23,16 @@ def run(
     device: str = "auto",
     json: bool = False,
 ) -> None:
-    """Segment an image; depth and words are optional.
+    """Segment an image, or a folder of images; depth and words are optional.
 
-    Writes label.png (classes), overlay.png, tags/NN_name.png (attention to each word), result.json,
-    and what `eligo explore OUT` shows.
+    Writes label.png (classes), confidence.png (probability of the class, 255 is 1), overlay.png,
+    tags/NN_name.png (attention to each word), result.json, and what `eligo explore OUT` shows.
 
     Args:
-        image: The image file.
-        out: The folder to write to.
-        depth: Its depth: a PNG, TIFF or .npy file of the same size.
+        image: The image file, or a folder of images.
+        out: The folder to write to; of a folder, every image gets a folder of its name in it.
+        depth: Its depth: a PNG, TIFF or .npy file of the same size; or a folder of such files, with
+            the names of the images.
         tags: What is in the image, separated by commas. Name everything that is visible: a model
             trained only with complete tags may miss what is not named.
         text: Instead of tags, a sentence about it, for a model that was trained with captions.
@@ -48,15 +49,28 @@ def run(
     """
     segmenter = open_segmenter(model, device, sam, preset)
     from eligo.io.reading import read_json
+    from eligo.pixels.inference.folders import frame_files
     from eligo.pixels.inference.predict import RESULT, predict
 
     stored = {"depth": depth_format, "depth_scale": depth_scale}
     given = {key: value for key, value in stored.items() if value is not None}
     inputs = segmenter.config.inputs.replace(given)
-    prediction = predict(
-        image, depth, tags, model=segmenter, captions=text, inputs=inputs, size=size
-    )
-    result = read_json(prediction.save(out) / RESULT)
+
+    def written(image: Path, depth: Path | None, out: Path) -> dict[str, Any]:
+        found = predict(
+            image, depth, tags, model=segmenter, captions=text, inputs=inputs, size=size
+        )
+        return read_json(found.save(out) / RESULT)
+
+    if image.is_dir():
+        rows = []
+        for path, its_depth in frame_files(image, depth):
+            result = written(path, its_depth, out / path.stem)
+            rows.append({"image": path.name, "out": str(out / path.stem), **result})
+        shown = [{"image": row["image"], "out": row["out"]} for row in rows]
+        print_result(rows if json else shown, json)
+        return
+    result = written(image, depth, out)
     if json:
         print_result(result, json=True)
         return

@@ -3,16 +3,14 @@
 import json
 import logging
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
-from torch.nn import functional as F
 
 from eligo.errors import InputError
 from eligo.images import printable_name
@@ -23,12 +21,11 @@ from eligo.pixels.data.pictures import (
     ImageLike,
     Photo,
     check_depth_range,
-    normalise_rgb,
     read_depth,
     read_photo,
 )
-from eligo.pixels.inference.multi_scale import ModelInputs, resized
 from eligo.pixels.inference.segmenter import SHIPPED, Segmenter
+from eligo.pixels.inference.words import Words, listed
 from eligo.pretrained.devices import resolve_device
 from eligo.report.pictures import rgb_picture
 from eligo.report.pixels_picture import indexed_labels, overlay_picture, word_picture
@@ -37,8 +34,6 @@ from eligo.selection import Selection
 _SIZE_RATIO = 2.0  # to the training images; a larger one is logged
 _MAX_PIXELS = 2**20  # of the network's input, unless a size is given
 _log = logging.getLogger("eligo.pixels")
-
-Words = str | Sequence[str] | None
 
 RESULT = "result.json"
 """The file in which `PixelsPrediction.save` writes the summary."""
@@ -96,7 +91,7 @@ class PixelsPrediction:
     def save(self, folder: str | Path) -> Path:
         """Write pictures, result.json and a record for `eligo explore`; return the folder.
 
-        The pictures are label.png, overlay.png and tags/NN_name.png.
+        The pictures are label.png, confidence.png (0 to 255), overlay.png and tags/NN_name.png.
         """
         from eligo.explorer.folder import save_prediction
         from eligo.pixels.inference.record import record
@@ -104,6 +99,7 @@ class PixelsPrediction:
         out = Path(folder)
         pictures = {
             "label.png": indexed_labels(self.labels, self.classes),
+            "confidence.png": _grey(self.confidence),
             "overlay.png": overlay_picture(self.image, self.labels, self.classes),
         }
         if self.tag_maps is not None:
@@ -123,6 +119,11 @@ class PixelsPrediction:
         write_text(out / RESULT, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
         save_prediction(record(self), out)
         return out
+
+
+def _grey(values: Float[Tensor, "height width"]) -> Image.Image:
+    """A grey picture of values from 0 to 1."""
+    return Image.fromarray((values * 255).round().to(torch.uint8).numpy())
 
 
 def _earlier_tags(out: Path) -> set[str]:
@@ -190,7 +191,7 @@ def segment(
     size: tuple[int, int] | None = None,
 ) -> PixelsPrediction:
     """Segment decoded pixels; `depth` comes from `decode_depth`."""
-    names, sentences = _listed(tags, ","), _listed(captions)
+    names, sentences = listed(tags, ","), listed(captions)
     if names and sentences:
         raise InputError("got tags and captions, expected one kind of words")
     inputs = inputs or segmenter.config.inputs
@@ -198,35 +199,22 @@ def segment(
         raise InputError("depth: this model was trained without depth (inputs.depth none)")
     _check_words(segmenter.config, names, sentences)
     text = segmenter.text(names or sentences, sentences=bool(sentences))
+    if size is not None and min(size) < MIN_SIZE:
+        raise InputError(f"size: got {size[0]} x {size[1]}, expected at least 32 x 32")
     device = segmenter.device
-    rgb = normalise_rgb(pixels, inputs.channel_order)[None].to(device)
     z, mask = (None, None) if depth is None else (part[None].to(device) for part in depth)
-    model_inputs = ModelInputs(rgb, z, mask, text)
-    if size is not None:
-        if min(size) < MIN_SIZE:
-            raise InputError(f"size: got {size[0]} x {size[1]}, expected at least 32 x 32")
-        model_inputs = resized(model_inputs, size, antialias=True)
-    with torch.no_grad():
-        output = segmenter.model(*model_inputs)
-    confidence, labels = _best_classes(output.logits.softmax(1), rgb.shape[-2:])
-    classes = segmenter.config.classes or tuple(map(str, range(segmenter.config.num_classes)))
+    batch = segmenter.runner(pixels[None].to(device), z, mask, text, inputs=inputs, size=size)
+    found = batch.to("cpu")
     return PixelsPrediction(
-        labels=labels.to(torch.uint8).cpu(),
-        confidence=confidence.cpu(),
-        classes=classes,
-        words=text.words[0] if text is not None and text.words else (),
-        tag_maps=None if output.tag_maps is None else output.tag_maps[0].cpu(),
-        selection=None if output.selection is None else output.selection.to("cpu"),
+        labels=found.labels[0],
+        confidence=found.confidence[0],
+        classes=segmenter.config.classes or tuple(map(str, range(segmenter.config.num_classes))),
+        words=found.words[0],
+        tag_maps=None if found.tag_maps is None else found.tag_maps[0],
+        selection=found.selection(),
         image=rgb_picture(pixels),
         used_depth=depth is not None,
     )
-
-
-def _listed(words: Words, separator: str | None = None) -> list[str]:
-    """Words as a list, each once, without empty ones."""
-    if isinstance(words, str):
-        words = words.split(separator) if separator else [words]
-    return list(dict.fromkeys(word.strip() for word in words or () if word.strip()))
 
 
 def _check_words(config: SegmenterConfig, names: list[str], sentences: list[str]) -> None:
@@ -248,26 +236,6 @@ def _check_words(config: SegmenterConfig, names: list[str], sentences: list[str]
             "%s: got %d, but this model was trained with at most %d of an image (text.max_%s)",
             flag, count, most, flag,
         )  # fmt: skip
-
-
-def _best_classes(
-    scores: Float[Tensor, "1 classes rows columns"], size: Sequence[int]
-) -> tuple[Float[Tensor, "height width"], Int64[Tensor, "height width"]]:
-    """Confidence and class of every pixel in this size.
-
-    Scores are resized class by class, as all of them together may take gigabytes.
-    """
-    if tuple(scores.shape[-2:]) == tuple(size):
-        highest, labels = scores[0].max(0)
-        return highest, labels
-    best = torch.full(tuple(size), -1.0, device=scores.device)
-    labels = torch.zeros(tuple(size), dtype=torch.int64, device=scores.device)
-    for number in range(scores.shape[1]):
-        score = scores[:, number : number + 1]
-        resized = F.interpolate(score, size=tuple(size), mode="bilinear", align_corners=False)[0, 0]
-        labels[resized > best] = number
-        best = torch.maximum(best, resized)
-    return best, labels
 
 
 def _input_size(photo: Photo, trained: tuple[int, int] | None) -> tuple[int, int] | None:

@@ -4,7 +4,9 @@ The config stores how images become inputs, which words the model reads and how 
 with pixels. Checkpoints and runs of `eligo pixels train` can be loaded too.
 """
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,22 @@ from eligo.config.yaml import read_yaml
 from eligo.errors import InputError
 from eligo.io.files import write_bytes, writing_folder
 from eligo.io.reading import reading
-from eligo.pixels.config import PixelsConfig, SamConfig, SegmenterConfig, TableTextConfig
+from eligo.pixels.config import (
+    MIN_SIZE,
+    InputsConfig,
+    PixelsConfig,
+    SamConfig,
+    SegmenterConfig,
+    TableTextConfig,
+)
+from eligo.pixels.inference.frames import (
+    Array,
+    FrameRunner,
+    Segmentation,
+    frame_depth,
+    frame_pixels,
+)
+from eligo.pixels.inference.words import FrameWords, Words, joined, listed_by_frame
 from eligo.pixels.model.model import PixelsModel
 from eligo.pixels.text.batch import TextBatch
 from eligo.pixels.text.encoders import TextEncoder, build_text_encoder, same_probe
@@ -27,30 +44,50 @@ SHIPPED = "pixels"
 _FILES = ("config.yaml", "model.safetensors")
 _TABLE, _TABLE_KEY = "words.safetensors", "text.encoder.file"
 _HOLDS = (*_FILES, _TABLE)
+_MAX_TEXTS = 64  # lists of words whose vectors are kept
 
 
 class Segmenter:
-    """A network, its class names and its text encoder."""
+    """A network, its class names and its text encoder.
+
+    `dtype` is the autocast type of `segment` and `predict` (weights stay in float32). On a GPU they
+    run from CUDA graphs, recorded at the second frame of a size; `graphs=False` turns them off.
+    Threads may share a segmenter.
+    """
 
     def __init__(
-        self, config: SegmenterConfig, model: PixelsModel, encoder: TextEncoder | None = None
+        self,
+        config: SegmenterConfig,
+        model: PixelsModel,
+        encoder: TextEncoder | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        graphs: bool = True,
     ) -> None:
         self.config, self.model, self._encoder = config, model, encoder
+        self.runner = FrameRunner(model, dtype, graphs=graphs)
+        self._texts: OrderedDict[tuple[Any, ...], TextBatch] = OrderedDict()
+        self._lock = threading.Lock()
 
     @classmethod
     def from_pretrained(
-        cls, name: str | Path = SHIPPED, *, device: str | torch.device = "cpu"
+        cls,
+        name: str | Path = SHIPPED,
+        *,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+        graphs: bool = True,
     ) -> "Segmenter":
         """Load a model from a folder, checkpoint or run, or by name; default: the shipped model.
 
-        It is in float32 and evaluation mode.
+        It is in evaluation mode.
         """
         folder = model_folder(name)
         with reading(folder / "config.yaml", "the config of a segmentation model"):
             config = stored_config(folder)
             model = build_module(folder, "model", lambda: PixelsModel(config))
         load_weights(folder, {"model": model})
-        return cls(config, model.to(device).eval())
+        return cls(config, model.to(device).eval(), dtype=dtype, graphs=graphs)
 
     def save_pretrained(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
         """Write a folder for `from_pretrained`; `dtype` torch.float16 halves it."""
@@ -90,9 +127,78 @@ class Segmenter:
                 "tags: this model was trained without words (text.source none, or preset 0); "
                 "leave them out"
             )
-        vectors = self.encoder.encode(words, sentences=sentences).to(self.device)[None]
-        mask = torch.ones(vectors.shape[:2], dtype=torch.bool, device=self.device)
-        return TextBatch(vectors, mask, (tuple(words),), "predicted")
+        device, key = self.device, (tuple(words), sentences, self.device)
+        with self._lock:
+            if key not in self._texts:
+                vectors = self.encoder.encode(words, sentences=sentences).to(device)[None]
+                mask = torch.ones(vectors.shape[:2], dtype=torch.bool, device=device)
+                self._texts[key] = TextBatch(vectors, mask, (tuple(words),), "predicted")
+            self._texts.move_to_end(key)
+            while len(self._texts) > _MAX_TEXTS:
+                self._texts.popitem(last=False)
+            return self._texts[key]
+
+    def segment(
+        self,
+        rgb: Array,
+        depth: Array | None = None,
+        tags: FrameWords = (),
+        *,
+        captions: FrameWords = (),
+        inputs: InputsConfig | None = None,
+        size: tuple[int, int] | None = None,
+    ) -> Segmentation:
+        """Segment a frame in memory, or a batch of frames; depth and words are optional.
+
+        The result stays on the device of the network, which is not waited for.
+
+        Args:
+            rgb: An array (height, width, 3) or a tensor (3, height, width) on any device: uint8,
+                or floats from 0 to 1. A batch has one more dimension in front.
+            depth: One value per pixel, (height, width); `inputs` gives the unit.
+            tags: Names of everything visible, as a list or as one string with commas; for a batch
+                one for all frames, or a list of lists.
+            captions: Sentences instead of tags, for a model that was trained with captions.
+            inputs: How depth is stored, if not as in the training of the model
+                (`InputsConfig(depth="metric", depth_scale=1)` for metres).
+            size: Height and width to scale frames to for the network; labels keep theirs.
+
+        >>> import numpy as np
+        >>> segmenter = Segmenter.from_pretrained()
+        >>> frames = np.zeros((2, 96, 128, 3), np.uint8)
+        >>> segmenter.segment(frames, tags="wall, floor").labels.shape
+        torch.Size([2, 96, 128])
+        """
+        inputs = inputs or self.config.inputs
+        pixels = frame_pixels(rgb)
+        values = None if depth is None else frame_depth(depth, pixels, inputs)
+        if size is not None and min(size) < MIN_SIZE:
+            raise InputError(f"size: got {size[0]} x {size[1]}, expected at least 32 x 32")
+        single = pixels.ndim == 3
+        pixels = (pixels[None] if single else pixels).to(self.device, non_blocking=True)
+        if values is not None:
+            values = (values[None] if single else values).to(self.device, non_blocking=True)
+        text = self.frame_text(tags, captions, len(pixels))
+        found = self.runner(pixels, values, None, text, inputs=inputs, size=size)
+        return found.frame(0) if single else found
+
+    def segment_stream(
+        self, frames: Iterable[tuple[Array, Array | None]], tags: Words = (), **options: Any
+    ) -> Iterator[Segmentation]:
+        """Yield the segmentation of every (rgb, depth) of a stream, with the options of `segment`.
+
+        Frames are read one at a time, as a camera or a folder (`read_frames`) gives them.
+        """
+        for rgb, depth in frames:
+            yield self.segment(rgb, depth, tags, **options)
+
+    def frame_text(self, tags: FrameWords, captions: FrameWords, batch: int) -> TextBatch | None:
+        """Return the words of a batch of frames: the same for all, or a list for each."""
+        names, sentences = listed_by_frame(tags, batch, ","), listed_by_frame(captions, batch)
+        if any(names) and any(sentences):
+            raise InputError("got tags and captions, expected one kind of words")
+        kind = any(sentences)
+        return joined([self.text(each, sentences=kind) for each in (sentences if kind else names)])
 
     def _class_names(self) -> tuple[str, ...]:
         if not self.config.classes:

@@ -4,7 +4,8 @@
 within columns, with the same q and k: `U = softmax(q k' / sqrt(d) + row bias) v`, `O = softmax(q k'
 / sqrt(d) + column bias) U`. The last stage attends over all tokens at once.
 
-All inputs of SDPA are views: rows are its batch, and columns are merged with the heads.
+On a GPU, without gradients, one kernel computes bias and attention (`kernels.attend`). Otherwise it
+is torch's SDPA, whose inputs are views: rows are its batch, and columns are merged with the heads.
 """
 
 from jaxtyping import Float
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eligo.pixels.model.geometry import Geometry, prior_rates, rotate
-from eligo.pixels.model.layers import Depthwise, Tokens, use_kernels
+from eligo.pixels.model.layers import Depthwise, Tokens, operator, use_kernels
 
 
 class GeometryAttention(nn.Module):
@@ -27,21 +28,26 @@ class GeometryAttention(nn.Module):
 
     def forward(self, x: Tokens, geometry: Geometry, prior_weights: Float[Tensor, "2"]) -> Tokens:
         """Attend; `prior_weights` are w0 (grid) and w1 (depth) of the block."""
-        query, key, value = self._project(x, geometry.cos_sin)
+        query, key, value = self._project(x, geometry.tables.cos_sin)
         mixed = value
-        attends = (_full,) if len(geometry.lines) == 1 else (_rows, _columns)
-        rates = prior_rates(geometry.decay, prior_weights)
-        for attend, distances in zip(attends, geometry.lines, strict=True):
-            mixed = attend(query, key, mixed, distances.bias(rates, query.dtype))
+        if use_kernels(query, prior_weights):
+            for line in ("all",) if geometry.full else ("rows", "columns"):
+                mixed = operator("attend")(
+                    query, key, mixed, line, geometry.tables.decay, prior_weights,
+                    *(geometry.depth or ()),
+                )  # fmt: skip
+        else:
+            rates = prior_rates(geometry.tables.decay, prior_weights)
+            attends = (_full,) if geometry.full else (_rows, _columns)
+            for attend, distances in zip(attends, geometry.lines(), strict=True):
+                mixed = attend(query, key, mixed, distances.bias(rates, query.dtype))
         return self.output(self.local(value.view(x.shape), onto=mixed.reshape(x.shape)))
 
     def _project(self, x: Tensor, cos_sin: Tensor) -> tuple[Tensor, ...]:
         """Rotated queries and keys, and values: each (batch, height, width, heads, head_dim)."""
         qkv = self.qkv(x)
         if use_kernels(qkv):
-            from eligo.pixels.model import kernels
-
-            return kernels.rotated(qkv, cos_sin)
+            return operator("rotated")(qkv, cos_sin).unbind()
         by_head = qkv.view(*x.shape[:-1], 3, self.num_heads, -1)
         query, key, value = by_head.unbind(-3)
         return rotate(query, cos_sin), rotate(key, cos_sin), value.contiguous()

@@ -19,8 +19,14 @@ from torch.nn import functional as F
 from eligo.pixels.config import EncoderConfig, SamConfig
 from eligo.pixels.model.alignment import EncoderAlignment
 from eligo.pixels.model.block import Block
-from eligo.pixels.model.geometry import Depth, known_depth, stage_geometry
-from eligo.pixels.model.layers import ConvNorm, Tokens
+from eligo.pixels.model.geometry import (
+    Depth,
+    Tables,
+    known_depth,
+    stage_geometry,
+    stage_tables,
+)
+from eligo.pixels.model.layers import ConvNorm, Tokens, is_traced
 from eligo.pixels.text.batch import Text
 
 
@@ -33,6 +39,8 @@ class Stage(nn.Module):
         self.head_dim = dim // self.num_heads
         self.spread = config.ranges[index]
         self.full = index == 3
+        self.last_tables: tuple[tuple[tuple[int, int], torch.device] | None, Tables | None]
+        self.last_tables = (None, None)
         self.blocks = nn.ModuleList(
             Block(
                 dim, self.num_heads, dim * config.ffn_ratios[index],
@@ -52,15 +60,31 @@ class Stage(nn.Module):
         group: int = 1,
     ) -> Tokens:
         """Run all blocks; `group` successive ones share a module of `align`."""
-        geometry = stage_geometry(
-            (x.shape[1], x.shape[2]), depth, num_heads=self.num_heads, head_dim=self.head_dim,
-            spread=self.spread, full=self.full, device=x.device,
-        )  # fmt: skip
+        size = (x.shape[1], x.shape[2])
+        geometry = stage_geometry(size, depth, self._tables(size, x.device), full=self.full)
         words = [module.words(text) for module in align] if text is not None else []
         for number, block in enumerate(self.blocks):
             aligned = (align[number // group], words[number // group]) if words else ()
             x = block(x, geometry, *aligned)
         return x
+
+    def _tables(self, size: tuple[int, int], device: torch.device) -> Tables:
+        """The tables of this size; those of the last size are kept."""
+        if is_traced():  # a tracer's tensors must not be kept, and kept ones would be constants
+            return self._new_tables(size, device)
+        key, (kept, tables) = (size, device), self.last_tables
+        if kept != key or tables is None:
+            with torch.inference_mode(False), torch.no_grad():  # to be used with gradients too
+                tables = self._new_tables(*key)
+            if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+                self.last_tables = (key, tables)
+        return tables
+
+    def _new_tables(self, size: tuple[int, int], device: torch.device) -> Tables:
+        return stage_tables(
+            size, num_heads=self.num_heads, head_dim=self.head_dim, spread=self.spread,
+            device=device,
+        )  # fmt: skip
 
 
 class Encoder(nn.Module):

@@ -7,18 +7,18 @@ w0, w1: `bias = b_h (w0 |grid distance| + w1 |z - z'|)`, along rows, columns or 
 Departures: the paper multiplies the decay after the softmax and average-pools depth; the code that
 trained the weights adds it before and resizes bilinearly, and so do we. Pixels of unknown depth
 (`depth_mask`) have no part in z, and a token without depth is at depth distance 0 of all others.
-Distances are computed once per stage, without heads; each block adds one fused multiply-add.
+Distances are computed once per stage, without heads; each block adds one fused multiply-add. The
+attention kernel (`kernels.attend`) needs none of them, and computes the bias from z.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
-
-from eligo.pixels.model.layers import use_kernels
 
 
 class Distances(NamedTuple):
@@ -34,22 +34,10 @@ class Distances(NamedTuple):
     ) -> Float[Tensor, "batch lines heads tokens tokens"]:
         """`b_h (w0 grid + w1 depth)`; batch and lines are 1 if depth is unknown."""
         along_grid, along_depth = rates
-        if self.depth is not None and use_kernels(self.depth, along_grid):
-            from eligo.pixels.model import kernels
-
-            return kernels.biases(self.grid, self.depth, rates, dtype)
         grid = along_grid * self.grid
         if self.depth is None:
             return grid[None, None].to(dtype)
         return torch.addcmul(grid, self.depth, along_depth).to(dtype)
-
-
-class Geometry(NamedTuple):
-    """The geometry that all blocks of a stage share."""
-
-    lines: tuple[Distances, ...]  # rows and columns, or all tokens as one line
-    decay: Tensor  # (heads,)
-    cos_sin: Tensor  # (height, width, 1, pairs, 2)
 
 
 class Depth(NamedTuple):
@@ -57,6 +45,37 @@ class Depth(NamedTuple):
 
     z: Tensor  # (batch, 1, height, width)
     valid: Tensor | None  # (batch, 1, height, width), bool
+
+
+class Tables(NamedTuple):
+    """What a stage's geometry has in common for all images of a size."""
+
+    decay: Tensor  # (heads,)
+    cos_sin: Tensor  # (height, width, 1, pairs, 2)
+
+
+@dataclass
+class Geometry:
+    """The geometry that all blocks of a stage share."""
+
+    size: tuple[int, int]
+    full: bool
+    """All tokens are one line; otherwise lines are rows, then columns."""
+    depth: Depth | None
+    """At the tokens."""
+    tables: Tables
+    _lines: tuple[Distances, ...] = ()
+
+    def lines(self) -> tuple[Distances, ...]:
+        """Return the distances within rows and within columns, or between all tokens."""
+        if not self._lines:
+            (height, width), device = self.size, self.tables.decay.device
+            if self.full:
+                self._lines = (full_distances(height, width, self.depth, device),)
+            else:
+                rows = row_distances(width, self.depth, device)
+                self._lines = (rows, column_distances(height, self.depth, device))
+        return self._lines
 
 
 def known_depth(
@@ -152,26 +171,19 @@ def full_distances(height: int, width: int, depth: Depth | None, device: torch.d
     return Distances(grid.reshape(height * width, -1), _gaps(depth, lambda z: z.flatten(2)))
 
 
+def stage_tables(
+    size: tuple[int, int], *, num_heads: int, head_dim: int, spread: float, device: torch.device
+) -> Tables:
+    """Return the tables of a stage with this grid."""
+    sin, cos = rotary_tables(*size, rotary_frequencies(head_dim, device))
+    return Tables(head_decay(num_heads, spread, device), pair_cos_sin(sin, cos))
+
+
 def stage_geometry(
-    size: tuple[int, int],
-    depth: Depth | None,
-    *,
-    num_heads: int,
-    head_dim: int,
-    spread: float,
-    full: bool,
-    device: torch.device,
+    size: tuple[int, int], depth: Depth | None, tables: Tables, *, full: bool
 ) -> Geometry:
     """Return the geometry of a stage with this grid; `depth` has the size of the image."""
-    height, width = size
-    at_tokens = None if depth is None else resize_depth(depth, size)
-    if full:
-        lines = (full_distances(height, width, at_tokens, device),)
-    else:
-        rows = row_distances(width, at_tokens, device)
-        lines = (rows, column_distances(height, at_tokens, device))
-    sin, cos = rotary_tables(height, width, rotary_frequencies(head_dim, device))
-    return Geometry(lines, head_decay(num_heads, spread, device), pair_cos_sin(sin, cos))
+    return Geometry(size, full, None if depth is None else resize_depth(depth, size), tables)
 
 
 def _steps(count: int, device: torch.device) -> Tensor:

@@ -1,7 +1,9 @@
-"""Triton kernels for inference: depthwise filters, norms, rotary embedding and attention biases.
+"""Triton kernels for inference: depthwise filters, norms, rotary embedding, geometry attention.
 
 For these shapes torch leaves most of a GPU's memory bandwidth unused and takes several passes. Here
-every number is read once and written once, in the layout that attention needs. Sums are in float32.
+every number is read once and written once, and attention computes the geometry prior from the depth
+of its tokens instead of reading it. Sums are in float32; so are products of float32 numbers (three
+TF32 products, as in torch's fused attention), unless torch allows TF32 for them.
 There are no gradients: `layers.use_kernels` chooses between these kernels and torch. With
 `TRITON_INTERPRET=1` they run on a CPU, for tests.
 """
@@ -11,16 +13,16 @@ from typing import Any, no_type_check
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from eligo.pixels.model.layers import Tokens
 
+_LOG2_E = 1.4426950408889634
 _FILTER_TILES = {4: (32, 32, 4), 2: (16, 32, 2)}  # bytes of a number: columns, channels, warps
 _ROTARY_TILE = (32, 64)  # tokens, channels
-_BIAS_TILE = 32  # queries and keys
+_ATTENTION_TILE = (32, 32, 2)  # queries, keys, warps
 _NORM_TILE = 2048  # numbers
-_BIAS_STEP = 16  # attention copies a bias whose rows are not aligned to this
 
 
 @triton.jit
@@ -117,7 +119,7 @@ def _rotated(
 def rotated(
     qkv: Float[Tensor, "batch height width three_dims"],
     cos_sin: Float[Tensor, "height width 1 pairs 2"],
-) -> tuple[Float[Tensor, "batch height width heads head_dim"], ...]:
+) -> Float[Tensor, "3 batch height width heads head_dim"]:
     """Return rotated queries, rotated keys, and values, each contiguous."""
     batch, height, width, dims = qkv.shape
     dim, head_dim = dims // 3, 2 * cos_sin.shape[-2]
@@ -129,54 +131,131 @@ def rotated(
         qkv.contiguous(), cos_sin, out, num_tokens, height * width, dim, num_tokens * dim,
         D=head_dim, TOKENS=tokens, CHANNELS=channels,
     )  # fmt: skip
-    return out.unbind()
+    return out
 
 
 @triton.jit
 @no_type_check
-def _biases(
-    grid,  # (T, T)
-    gaps,  # (lines, T, T)
-    along_grid,  # (heads,)
-    along_depth,  # (heads,)
-    out,  # (lines, heads, T, step)
+def _attend(
+    q,  # (B, H, W, heads, D), and so are k, v and out
+    k,
+    v,
+    z,  # (B, H, W), unused without HAS_DEPTH
+    valid,  # (B, H, W), unused without HAS_MASK
+    decay,  # (heads,)
+    prior,  # (2,): w0 and w1
+    out,
+    per_image,  # tokens
+    num_lines,  # of an image
+    num_tokens,  # of a line
+    line_step,  # tokens from line to line
+    token_step,  # tokens from one token of a line to the next
+    width,  # of the grid, if a line is the whole image
     num_heads,
-    num_tokens,
-    step,  # of `out`, from query to query
-    head_step,  # from head to head; may exceed 32 bits
-    TILE: tl.constexpr,
+    scale,  # of the logits, to base 2
+    D: tl.constexpr,
+    FULL: tl.constexpr,
+    HAS_DEPTH: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+    PRECISION: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    CHANNELS: tl.constexpr,
 ):
-    line = tl.program_id(0).to(tl.int64)
-    query = tl.program_id(1).to(tl.int64) * TILE + tl.arange(0, TILE)
-    key = tl.program_id(2) * TILE + tl.arange(0, TILE)
-    pair = query[:, None] * num_tokens + key[None, :]
-    inside = (query < num_tokens)[:, None] & (key < num_tokens)[None, :]
-    distance = tl.load(grid + pair, inside, 0.0)
-    gap = tl.load(gaps + line * num_tokens * num_tokens + pair, inside, 0.0)
-    position = out + line * num_heads * head_step + query[:, None] * step + key[None, :]
-    kept = (query < num_tokens)[:, None] & (key < step)[None, :]  # also the padding: wide stores
-    for head in range(num_heads):
-        bias = tl.load(along_grid + head) * distance + tl.load(along_depth + head) * gap
-        tl.store(position, bias.to(out.dtype.element_ty), kept)
-        position += head_step
+    num_blocks = tl.cdiv(num_tokens, QUERIES)
+    line = tl.program_id(0) // num_blocks
+    head = tl.program_id(1)
+    step = num_heads * D
+    tokens = (line // num_lines).to(tl.int64) * per_image  # in front of this image
+    first = (line % num_lines) * line_step
+    q += tokens * step + head * D
+    k += tokens * step + head * D
+    v += tokens * step + head * D
+    out += tokens * step + head * D
+    z += tokens
+    valid += tokens
+    channel = tl.arange(0, CHANNELS)
+    query = (tl.program_id(0) % num_blocks) * QUERIES + tl.arange(0, QUERIES)
+    query_at = first + query * token_step
+    kept = (query < num_tokens)[:, None] & (channel < D)[None, :]
+    queries = tl.load(q + query_at[:, None] * step + channel[None, :], kept, 0.0)
+    rate = tl.load(decay + head) * 1.4426950408889634  # powers of 2 are faster than of e
+    along_grid = rate * tl.load(prior)
+    along_depth = rate * tl.load(prior + 1)
+    if HAS_DEPTH:
+        query_z = tl.load(z + query_at, query < num_tokens, 0.0)
+    if HAS_MASK:
+        query_valid = tl.load(valid + query_at, query < num_tokens, 0) != 0
+    highest = tl.full((QUERIES,), float("-inf"), tl.float32)
+    total = tl.zeros((QUERIES,), tl.float32)
+    mixed = tl.zeros((QUERIES, CHANNELS), tl.float32)
+    for start in range(0, num_tokens, KEYS):
+        key = start + tl.arange(0, KEYS)
+        inside = key < num_tokens
+        key_at = first + key * token_step
+        given = (channel < D)[:, None] & inside[None, :]
+        keys = tl.load(k + key_at[None, :] * step + channel[:, None], given, 0.0)
+        scores = tl.dot(queries, keys, input_precision=PRECISION) * scale
+        if FULL:
+            rows = tl.abs((query // width)[:, None] - (key // width)[None, :])
+            distance = rows + tl.abs((query % width)[:, None] - (key % width)[None, :])
+        else:
+            distance = tl.abs(query[:, None] - key[None, :])
+        scores += along_grid * distance.to(tl.float32)
+        if HAS_DEPTH:
+            gap = tl.abs(query_z[:, None] - tl.load(z + key_at, inside, 0.0)[None, :])
+            if HAS_MASK:
+                key_valid = tl.load(valid + key_at, inside, 0) != 0
+                gap = tl.where(query_valid[:, None] & key_valid[None, :], gap, 0.0)
+            scores += along_depth * gap
+        scores = tl.where(inside[None, :], scores, float("-inf"))
+        peak = tl.maximum(highest, tl.max(scores, 1))
+        weights = tl.exp2(scores - peak[:, None])
+        fade = tl.exp2(highest - peak)
+        given = inside[:, None] & (channel < D)[None, :]
+        values = tl.load(v + key_at[:, None] * step + channel[None, :], given, 0.0)
+        total = total * fade + tl.sum(weights, 1)
+        mixed *= fade[:, None]
+        mixed += tl.dot(weights.to(values.dtype), values, input_precision=PRECISION)
+        highest = peak
+    mixed = (mixed / total[:, None]).to(out.dtype.element_ty)
+    tl.store(out + query_at[:, None] * step + channel[None, :], mixed, kept)
 
 
-def biases(
-    grid: Float[Tensor, "tokens tokens"],
-    gaps: Float[Tensor, "batch lines 1 tokens tokens"],
-    rates: tuple[Float[Tensor, "heads 1 1"], Float[Tensor, "heads 1 1"]],
-    dtype: torch.dtype,
-) -> Float[Tensor, "batch lines heads tokens tokens"]:
-    """Return `b_h (w0 grid + w1 gaps)`, with padded rows so that attention need not copy it."""
-    batch, lines, _, tokens, _ = gaps.shape
-    heads, step = rates[0].shape[0], -(-tokens // _BIAS_STEP) * _BIAS_STEP
-    out = torch.empty((batch, lines, heads, tokens, step), dtype=dtype, device=gaps.device)
-    tiles = -(-tokens // _BIAS_TILE)
-    launch: Any = _biases[(batch * lines, tiles, tiles)]
+def attend(
+    query: Float[Tensor, "batch height width heads head_dim"],
+    key: Float[Tensor, "batch height width heads head_dim"],
+    value: Float[Tensor, "batch height width heads head_dim"],
+    line: str,
+    decay: Float[Tensor, " heads"],
+    prior_weights: Float[Tensor, "2"],
+    z: Float[Tensor, "batch 1 height width"] | None = None,
+    valid: Bool[Tensor, "batch 1 height width"] | None = None,
+) -> Float[Tensor, "batch height width heads head_dim"]:
+    """Attend within `rows`, `columns` or `all` tokens, biased by `b_h (w0 grid + w1 depth)`."""
+    batch, height, width, heads, head_dim = query.shape
+    tokens = height * width
+    lines, length, line_step, token_step = {
+        "rows": (height, width, width, 1),
+        "columns": (width, height, 1, width),
+        "all": (1, tokens, 0, 1),
+    }[line]
+    queries, keys, warps = _ATTENTION_TILE
+    out = torch.empty_like(query, memory_format=torch.contiguous_format)
+    exact = torch.backends.cuda.matmul.fp32_precision != "tf32"
+    launch: Any = _attend[(batch * lines * -(-length // queries), heads)]
     launch(
-        grid, gaps.contiguous(), *rates, out, heads, tokens, step, tokens * step, TILE=_BIAS_TILE
-    )
-    return out[..., :tokens]
+        query.contiguous(), key.contiguous(), value.contiguous(),
+        query if z is None else z.contiguous(),
+        query if valid is None else valid.contiguous(),
+        decay, prior_weights, out, tokens, lines, length, line_step, token_step, width, heads,
+        head_dim**-0.5 * _LOG2_E, D=head_dim, FULL=line == "all",
+        HAS_DEPTH=z is not None, HAS_MASK=valid is not None,
+        PRECISION="tf32x3" if exact else "tf32",
+        QUERIES=queries, KEYS=keys, CHANNELS=max(16, triton.next_power_of_2(head_dim)),
+        num_warps=warps,
+    )  # fmt: skip
+    return out
 
 
 @triton.jit

@@ -1,10 +1,12 @@
 """Small layers of the pixels model, and the choice between torch and Triton kernels."""
 
+import importlib
 import logging
 import os
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
-from typing import TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -21,18 +23,42 @@ _log = logging.getLogger(__name__)
 
 
 def use_kernels(x: Tensor, *weights: Tensor) -> bool:
-    """Whether to use Triton: on a GPU, without gradients, compilation or tracing."""
-    if torch.compiler.is_compiling() or torch._C._is_tracing() or _is_intercepted():
-        return False
-    if os.environ.get(_SWITCH, "triton") != "triton":
-        return False
-    if not (x.is_cuda or (x.is_cpu and os.environ.get("TRITON_INTERPRET") == "1")):
-        return False
+    """Whether to use Triton: on a GPU, without gradients, export or tracing."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *weights)):
+        return False
+    if torch.compiler.is_compiling():
+        return not torch.compiler.is_exporting() and _kernels_run(x.device, x.dtype)
+    if torch._C._is_tracing() or _is_intercepted() or type(x) is not Tensor:
         return False
     if x.is_cuda and x.get_device() != torch.cuda.current_device():  # where Triton launches
         return False
-    return type(x) is Tensor and x.dtype in _KERNEL_TYPES and _triton_works(x.device, x.dtype)
+    return _kernels_run(x.device, x.dtype)
+
+
+def operator(name: Literal["attend", "depthwise", "norm", "rotated"]) -> Callable[..., Any]:
+    """Return a function of `kernels`; for a compiler, which cannot look inside, as an operator."""
+    if torch.compiler.is_compiling():
+        return getattr(torch.ops.eligo_pixels, name)
+    from eligo.pixels.model import kernels
+
+    return getattr(kernels, name)
+
+
+def is_traced() -> bool:
+    """Whether tensors may not be real ones: in a compiler, tracer, transform or dispatch mode."""
+    return torch.compiler.is_compiling() or torch._C._is_tracing() or _is_intercepted()
+
+
+def _kernels_run(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether kernels are turned on, and run for this device and type."""
+    if os.environ.get(_SWITCH, "triton") != "triton" or dtype not in _KERNEL_TYPES:
+        return False
+    interpreted = device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
+    return (device.type == "cuda" or interpreted) and _triton_works(device, dtype)
+
+
+# As `torch.compiler.assume_constant_result` does, which would import the compiler.
+_kernels_run.__dict__["_dynamo_marked_constant"] = True
 
 
 def _is_intercepted() -> bool:
@@ -56,8 +82,9 @@ def _triton_works(device: torch.device, dtype: torch.dtype) -> bool:
         kernels.norm(one, one, one, 1.0, dtype)
         kernels.depthwise(one.view(1, 1, 1, 1), one.expand(1, 1, 3, 3), one)
         kernels.rotated(one.expand(1, 1, 1, 6), one.float().expand(1, 1, 1, 1, 2).contiguous())
-        rate = one.float().view(1, 1, 1)
-        kernels.biases(rate[0], rate.view(1, 1, 1, 1, 1), (rate, rate), dtype)
+        token, rate = one.view(1, 1, 1, 1, 1), one.float()
+        kernels.attend(token, token, token, "all", rate, rate.expand(2).contiguous())
+        importlib.import_module("eligo.pixels.model.operators")
     except Exception as error:
         _log.warning("Triton does not work here (%s); using torch, which is slower", error)
         return False
@@ -72,7 +99,7 @@ class ConvNorm(nn.Module):
     ) -> None:
         super().__init__()
         self.conv = nn.Conv2d(in_dim, out_dim, kernel, stride, kernel // 2, bias=bias)
-        self.norm = nn.BatchNorm2d(out_dim)
+        self.norm: nn.Module = nn.BatchNorm2d(out_dim)
 
     def forward(
         self, x: Float[Tensor, "batch in_dim height width"]
@@ -89,16 +116,16 @@ class Depthwise(nn.Conv2d):
 
     def forward(self, input: Tokens, onto: Tokens | None = None) -> Tokens:
         """Filter every channel; the result is added to `onto`."""
-        # In half precision cuDNN is faster for large filters.
-        small = self.kernel_size[0] == 3 or input.element_size() == 4
         weights = [part for part in (self.weight, self.bias, onto) if part is not None]
-        if small and self.bias is not None and use_kernels(input, *weights):
-            from eligo.pixels.model import kernels
-
-            return kernels.depthwise(input, self.weight, self.bias, onto)
+        if self.is_small(input.dtype) and self.bias is not None and use_kernels(input, *weights):
+            return operator("depthwise")(input, self.weight, self.bias, onto)
         # Both permutes are views (the memory is channels-last).
         filtered = super().forward(input.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
         return filtered if onto is None else onto + filtered
+
+    def is_small(self, dtype: torch.dtype) -> bool:
+        """Whether the kernel is faster than cuDNN, which is for large filters in half precision."""
+        return self.kernel_size[0] == 3 or dtype.itemsize == 4
 
 
 class TokenNorm(nn.LayerNorm):
@@ -108,12 +135,10 @@ class TokenNorm(nn.LayerNorm):
         """Normalise every token."""
         if not use_kernels(input, self.weight, self.bias):
             return super().forward(input)
-        from eligo.pixels.model import kernels
-
         device = input.device.type
         half = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if half else input.dtype
-        return kernels.norm(input, self.weight, self.bias, self.eps, dtype)
+        return operator("norm")(input, self.weight, self.bias, self.eps, dtype)
 
 
 class DropPath(nn.Module):

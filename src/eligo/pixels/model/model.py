@@ -78,7 +78,9 @@ class PixelsModel(nn.Module):
         )
         if tag_maps is None or attention is None or text is None:
             return PixelsOutput(logits)
-        selection = Selection.top_k(tag_maps.mean((-1, -2)), tag_maps.shape[1], self._mask(text))
+        selection = Selection.top_k(
+            tag_maps.mean((-1, -2)), tag_maps.shape[1], self.real_words(text)
+        )
         entropy = -torch.xlogy(attention, attention).sum(-1).mean((1, 2, 3))
         return PixelsOutput(logits, selection, tag_maps, entropy)
 
@@ -118,6 +120,12 @@ class PixelsModel(nn.Module):
                     values[f"{name}/{path}"] = gate.detach()
         return values
 
+    def real_words(self, text: TextBatch) -> Bool[Tensor, "batch words"]:
+        """Return which words the model reads: not padding, nor zero vectors in the legacy form."""
+        if self.config.sam.legacy_text_mask:
+            return text.mask & legacy_text_mask(text.embeddings)
+        return text.mask
+
     def _words(self, text: TextBatch | None, batch: int) -> Text | None:
         if text is None or not self.guided:
             return None
@@ -128,15 +136,10 @@ class PixelsModel(nn.Module):
                 f"{self.config.text_dim} wide: one for every image, from the text encoder that the "
                 "model was trained with (text_dim)"
             )
-        mask = self._mask(text)
+        mask = self.real_words(text)
         # Zero padding, so that it does not affect the gradient of the norm.
         embeddings = text.embeddings.masked_fill(~mask.unsqueeze(-1), 0.0)
         return Text(embeddings if self.text_norm is None else self.text_norm(embeddings), mask)
-
-    def _mask(self, text: TextBatch) -> Bool[Tensor, "batch words"]:
-        if self.config.sam.legacy_text_mask:
-            return text.mask & legacy_text_mask(text.embeddings)
-        return text.mask
 
 
 def _check_sizes(rgb: Tensor, depth: Tensor | None, depth_mask: Tensor | None) -> None:

@@ -117,6 +117,11 @@ def loop_ranking(model: PointerSelector, case: Case, *, dense: bool) -> Tensor:
 def one_ranking(config, logits: dict, label: int, labels: list, scores: dict, dense: bool):
     own = scores[label]
     others = [i for i in logits if i != label]
+    if config.ranking_loss_type == "regression":
+        errors = [logits[i] - scores[i] for i in logits if not math.isnan(scores[i])]
+        if len(errors) < 2:
+            return None
+        return torch.stack(errors).var(unbiased=False)
     if config.ranking_form == "documented":
         if not others:
             return None

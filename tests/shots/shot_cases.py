@@ -29,6 +29,7 @@ CONFIGS = {
     "v2_gru": PointerSelectorV2Config(**HEADS, attn_dropout=0.0, state="gru"),
     "v3": PointerSelectorV3Config(**SMALL),
     "v3_pairs": PointerSelectorV3Config(**SMALL, ranking_loss_type="pairwise"),
+    "v3_scores": PointerSelectorV3Config(**SMALL, ranking_loss_type="regression"),
     "v3_v2_gru": PointerSelectorV3Config(**SMALL, base="v2", state="gru"),
     "v0_residual": PointerSelectorV0Config(**SIZES, num_heads=2),
     "v1_residual": PointerSelectorV1Config(**SIZES),

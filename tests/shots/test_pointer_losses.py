@@ -52,6 +52,14 @@ def test_ranking_loss_equals_loop(kind: str, form: str, dense: bool):
     )
 
 
+@pytest.mark.parametrize("dense", [True, False])
+def test_regression_equals_loop(dense: bool):
+    model, case = small_model("v3_scores"), make_case(rows=6, seed=5)
+    found = case.call(model, **({} if dense else {"step_scores": None}))["ranking_loss"]
+    torch.testing.assert_close(found, loop_ranking(model, case, dense=dense), **TIGHT)
+    assert found > 0.01
+
+
 def test_v3_without_scores_is_v1():
     model, case = small_model("v3"), make_case()
     output = case.call(model, beam_scores=None, step_scores=None)

@@ -176,8 +176,8 @@ class PointerSelectorV3Config(PointerConfig):
     """Version of the pointer selector."""
     label_smoothing: float = Field(default=0.2, ge=0, lt=1)
     """Share of the target spread evenly over all valid candidates."""
-    ranking_loss_type: Literal["listwise", "pairwise"] = "listwise"
-    """Compare distributions, or the label with one candidate at a time."""
+    ranking_loss_type: Literal["listwise", "pairwise", "regression"] = "listwise"
+    """Compare distributions, or the label with one candidate at a time, or predict the scores."""
     ranking_loss_weight: float = Field(default=0.1, ge=0)
     """Weight of the ranking loss beside cross-entropy."""
     ranking_form: Literal["corrected", "documented"] = "corrected"
@@ -202,6 +202,9 @@ class PointerSelectorV3Config(PointerConfig):
         if not self.ranking_loss_weight:
             keys = ("ranking_loss_type", "ranking_form", "margin", "target_temperature")
             return dict.fromkeys(keys, "model.ranking_loss_weight is 0")
+        if kind == "regression":
+            keys = ("ranking_form", "margin", "target_temperature")
+            return dict.fromkeys(keys, "model.ranking_loss_type is regression")
         if kind == "pairwise":
             return {"target_temperature": "model.ranking_loss_type is pairwise"}
         unused = {"margin": "model.ranking_loss_type is listwise"}
@@ -230,8 +233,13 @@ NAMED: dict[str, AnyPointerConfig] = {
     "v2": PointerSelectorV2Config(),
     "v2_gru": PointerSelectorV2Config(state="gru"),
     "v3": PointerSelectorV3Config(),
+    "v3_scores": PointerSelectorV3Config(
+        ranking_loss_type="regression", ranking_loss_weight=10.0, hidden_dim=256, dropout=0.1
+    ),
 }
 """Pointer selectors by name."""
+DEFAULT = "v3_scores"
+"""The selector that is trained if none is chosen."""
 LOSSES: Final = ("loss", "ce_loss", "ranking_loss")
 """Losses of a model's output; validation metrics of the same names."""
 _MODEL = "{model}"
@@ -257,7 +265,7 @@ class FitConfig(Config):
     """Minimum number of steps; few records are repeated more often."""
     batch_size: int = Field(default=64, ge=1)
     """Records in one step; fewer if there are fewer."""
-    lr: float = Field(default=1e-3, gt=0)
+    lr: float = Field(default=3e-3, gt=0)
     """Peak learning rate."""
     weight_decay: float = Field(default=1e-2, ge=0)
     """Decoupled weight decay."""
@@ -283,7 +291,7 @@ class SelectorTrainConfig(TrainConfig):
     evaluations and without early stopping."""
     batch_size: int = Field(default=64, ge=1)
     """Records in one step; fewer if there are fewer."""
-    lr: float = Field(default=1e-3, gt=0)
+    lr: float = Field(default=3e-3, gt=0)
     """Peak learning rate of AdamW; 5 % warm-up, then cosine. The published one is 1e-4."""
     weight_decay: float = Field(default=1e-2, ge=0)
     """Decoupled weight decay."""

@@ -3,11 +3,14 @@
 from typing import Annotated
 
 from eligo.cli.console import plain_data, print_message, print_outcome
-from eligo.shots.config import ShotsTrainConfig
+from eligo.shots.config import DEFAULT, ShotsTrainConfig
 
 
 def run(
-    config: Annotated[ShotsTrainConfig, "shots/v1"], *, resume: bool = False, json: bool = False
+    config: Annotated[ShotsTrainConfig, f"shots/{DEFAULT}"],
+    *,
+    resume: bool = False,
+    json: bool = False,
 ) -> None:
     """Train a selector; the run folder, <train.out>/<train.name>, is what `predict` takes.
 

@@ -19,6 +19,7 @@ from eligo.config.bounds import check_count
 from eligo.errors import InputError
 from eligo.io.tensors import save_tensors
 from eligo.shots.config import (
+    DEFAULT,
     NAMED,
     AnyPointerConfig,
     FitConfig,
@@ -53,9 +54,9 @@ class Option(NamedTuple):
 
 
 class LearnedSelector(PoolSelector):
-    """`LearnedSelector("v1").fit(records, pool).select(query, shots=4)`.
+    """`LearnedSelector().fit(records, pool).select(query, shots=4)`.
 
-    The model is a name (v0, v1, v2, v2_gru, v3) or a config, whose d_model becomes the pool's
+    The model is a name (v0, v1, v2, v2_gru, v3, v3_scores) or a config, whose d_model becomes the pool's
     width. More than `rerank` candidates are first cut down to `rerank` by the tower;
     `approximate` does this with FAISS, for pools of a million.
     """
@@ -64,7 +65,7 @@ class LearnedSelector(PoolSelector):
 
     def __init__(
         self,
-        model: str | AnyPointerConfig = "v1",
+        model: str | AnyPointerConfig = DEFAULT,
         *,
         fit: FitConfig | None = None,
         rerank: int = 64,

@@ -144,6 +144,8 @@ class PointerSelectorV3(_BiEncoder):
     def _ranking(self, steps: losses.Steps) -> losses.StepLoss:
         config = self.config
         match config.ranking_loss_type, config.ranking_form:
+            case "regression", _:
+                return losses.regression(steps)
             case "listwise", "documented":
                 return losses.listwise_documented(steps)
             case "listwise", _:

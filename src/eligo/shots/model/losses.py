@@ -17,6 +17,7 @@ divides logits twice, its debugging code once) and a margin of our own (it names
   depends on the score; and KL(model || target) lets the model ignore good candidates. Ours is
   softmax(z-score) over the scored candidates, and KL(target || model).
 - Pairwise: the documented hardest negative may be the next label, or score better than the label.
+`regression` is not part of the design.
 """
 
 from typing import Any, NamedTuple
@@ -182,6 +183,18 @@ def listwise_corrected(steps: Steps, temperature: float = 1.0) -> StepLoss:
     z = centred / std.clamp_min(_MIN_STD).unsqueeze(-1)
     target = ops.masked_softmax(z / temperature, scored)
     return _counted(losses.listwise_kl(steps.logits, target, scored), counted)
+
+
+def regression(steps: Steps) -> StepLoss:
+    """Mean of `((z_i - mean z) - (s_i - mean s))^2` over scored valid candidates.
+
+    Logits learn the teacher's scores up to a constant, and so how much a better example is worth.
+    """
+    scored = steps.valid & steps.scores.isfinite()
+    counted = (steps.labels >= 0) & (scored.sum(-1) > 1)
+    error = torch.where(scored, steps.logits - steps.scores.float(), 0.0)
+    centred = torch.where(scored, error - ops.masked_mean(error, scored).unsqueeze(-1), 0.0)
+    return _counted(ops.masked_mean(centred.square(), scored), counted)
 
 
 def pairwise_documented(steps: Steps, margin: float = 1.0) -> StepLoss:

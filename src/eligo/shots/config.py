@@ -17,14 +17,16 @@ from eligo.train.config import SMOKE, TrainConfig
 
 Objective = Literal["gain", "actual", "logprob"]
 State = Literal["none", "gate", "gru"]
+SamplerKind = Literal["nearest_random", "nearest", "random", "text", "image", "mix"]
 
 
 class SamplerConfig(Config):
     """Which examples of a pool are candidates for a query, in teaching, training and inference."""
 
-    kind: Literal["nearest", "random", "text", "image", "mix"] = "nearest"
-    """nearest: a quarter picked by MMR from the whole pool, the rest the nearest; random; text,
-    image: the nearest by that view; mix: half random, a quarter text, the rest image."""
+    kind: SamplerKind = "nearest_random"
+    """nearest_random: a quarter picked by MMR from the whole pool, a quarter the nearest, the rest
+    random; nearest: the same without random ones; random; text, image: the nearest by that view;
+    mix: half random, a quarter text, the rest image."""
     num_candidates: int = Field(default=32, ge=1)
     """Candidates of a query; fewer where the pool has fewer."""
     max_similarity: float | None = Field(default=None, ge=-1, le=1)
@@ -316,7 +318,7 @@ class RecordsConfig(Config):
     """Where a folder holds several: the subfolder, or part of the file's name."""
     num_anchors: int | None = Field(default=None, ge=1)
     """Number of queries to learn from, drawn by seed; none: all."""
-    sampler: Literal["nearest", "random", "text", "image", "mix"] | None = None
+    sampler: SamplerKind | None = None
     """How candidates are drawn; none: as the teacher did, at random for files of other programs."""
     objective: Objective | None = None
     """Score of a pick; none: the teacher's."""

@@ -102,7 +102,8 @@ def load_pipeline(
             f"encoder: {selector} names none; give the encoder that embedded the examples: words, "
             "or the folder or hub name of a model; or the question's vector"
         )
-    config = about.get("sampler") or SamplerConfig(num_candidates=max(1, len(loaded.pool)))
+    every = SamplerConfig(kind="nearest", num_candidates=max(1, len(loaded.pool)))
+    config = about.get("sampler") or every
     if num_candidates is not None:
         config = config.replace({"num_candidates": num_candidates})
     candidate_text = embed.get("candidate_text", "question_answer")

@@ -9,19 +9,19 @@ from typing import Any
 import torch
 
 from eligo.errors import EligoError, InputError
-from eligo.images import upright_size
 from eligo.io.files import check_folder, clear_unfinished
 from eligo.io.interrupts import stopped_with
 from eligo.io.locks import one_writer
 from eligo.shots.config import TeachConfig
 from eligo.shots.data.query import Query
-from eligo.shots.hosts.load import load_processor
-from eligo.shots.hosts.prompt import Turn, UnscorableError, template_hash, turn_of, write_prompt
+from eligo.shots.hosts.load import load_context, load_processor
+from eligo.shots.hosts.prompt import UnscorableError, template_hash
 from eligo.shots.hosts.scorer import HostScorer, PoolingScorer, Request, Scorer
 from eligo.shots.inference.embed import open_embedded
 from eligo.shots.pool.pool import Pool
 from eligo.shots.pool.sampler import Sampler, shuffled
 from eligo.shots.teacher.beam_search import num_calls
+from eligo.shots.teacher.checks import check_answers, check_lengths, check_turns
 from eligo.shots.teacher.shards import (
     DATA,
     FORMAT,
@@ -33,11 +33,11 @@ from eligo.shots.teacher.shards import (
     finish,
     is_finished,
     mean_difference,
+    num_noise,
     write_shard,
 )
 from eligo.shots.teacher.teacher import TeacherResult, teach_query, teach_together
 from eligo.train import ProgressBar, ShardFailure, map_shards
-from eligo.train.check import DataCheck
 
 MakeScorer = Callable[[TeachConfig, Pool, Pool], Scorer]
 
@@ -55,12 +55,15 @@ def _teach(config: TeachConfig, folder: Path, make_scorer: MakeScorer) -> dict[s
     processor = None if config.host.model is None else load_processor(config.host)
     if config.check_data and not (config.out / META).exists():
         check_turns(pool, queries, rows, processor)
+        if processor is not None:
+            check_answers(queries, rows, processor, config.host.instruction)
+            check_lengths(config, pool, queries, rows, processor, load_context(config.host))
     check_meta(folder, _meta(config, pool, queries, about, processor))
     clear_unfinished(folder)
     shards = range(-(-len(rows) // config.shard_size))
     if (folder / RECORDS).exists() and not (folder / PARTS).exists():
         state = "was finished before"
-        return {"records": folder / RECORDS, "state": state, **_difference(folder)}
+        return {"records": folder / RECORDS, "state": state, **_about(folder, config)}
     left = [shard for shard in shards if not is_finished(folder, shard)]
     finished = {shard: len(_of_shard(rows, config, shard)) for shard in set(shards) - set(left)}
     bar = ProgressBar("teach", len(rows), sum(finished.values()))
@@ -94,13 +97,14 @@ def _teach(config: TeachConfig, folder: Path, make_scorer: MakeScorer) -> dict[s
             "the same command tries them again"
         )
     counts = {"taught": taught, "skipped": skipped}
-    return {"records": folder / RECORDS, **counts, **_difference(folder)}
+    return {"records": folder / RECORDS, **counts, **_about(folder, config)}
 
 
-def _difference(folder: Path) -> dict[str, float]:
-    """The mean share of examples in which the beams of a query differ, if there are several."""
+def _about(folder: Path, config: TeachConfig) -> dict[str, Any]:
+    """How many labels are noise, and in which share of examples the beams of a query differ."""
     share = mean_difference(folder)
-    return {} if share is None else {"examples that differ between beams": share}
+    differ = {} if share is None else {"examples that differ between beams": share}
+    return {"no list better than no examples": num_noise(folder, config.objective), **differ}
 
 
 def plan(config: TeachConfig, make_scorer: MakeScorer | None = None) -> dict[str, Any]:
@@ -229,29 +233,6 @@ def _window(config: TeachConfig, scorer: Scorer) -> int:
         return 1
     calls = num_calls(config.sampler.num_candidates, config.shots, config.beam)
     return max(1, scorer.calls_together // calls)
-
-
-def check_turns(pool: Pool, queries: Pool, rows: Sequence[int], processor: Any) -> None:
-    """Check all texts and images of the examples and the chosen queries before the first call."""
-    check = DataCheck()
-    images: dict[str, None] = {}
-    for label, source, used in (("examples", pool, range(len(pool))), ("queries", queries, rows)):
-        turns = check.each(
-            label, [source.ids[row] for row in used], partial(_checked_turn, source, processor)
-        )
-        images |= {turn.image: None for turn in turns if turn.image is not None}
-    check.each("images", list(images), upright_size)
-    check.finish()
-
-
-def _checked_turn(source: Pool, processor: Any, name: str) -> Turn:
-    turn = turn_of(source, name)
-    if processor is not None:
-        try:
-            write_prompt(processor, [turn], turn)
-        except InputError as error:
-            raise InputError(f"example {name!r}: {error}") from None
-    return turn
 
 
 def _meta(

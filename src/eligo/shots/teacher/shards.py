@@ -29,10 +29,11 @@ from eligo.io.files import GrowingFile, remove_file, remove_folder, write_text
 from eligo.io.reading import json_lines, read_json, reading
 from eligo.io.tensors import save_tensors
 from eligo.pretrained.identity import same_weights, sampled_weights
+from eligo.shots.config import Objective
 from eligo.shots.data.query import Query
 from eligo.shots.hosts.prompt import UnscorableError
 from eligo.shots.teacher.beam_search import beam_difference
-from eligo.shots.teacher.teacher import TeacherResult
+from eligo.shots.teacher.teacher import TeacherResult, is_noise
 
 FORMAT = 1
 META, HOST, RECORDS, PARTS = "meta.json", "host.json", "records.jsonl", "parts"
@@ -171,6 +172,12 @@ def mean_difference(folder: Path) -> float | None:
     ]
     known = [share for share in shares if share is not None]
     return sum(known) / len(known) if known else None
+
+
+def num_noise(folder: Path, objective: Objective) -> int:
+    """Return the number of taught queries whose best list is no better than no examples."""
+    lines = [line for line in _read(folder / RECORDS) if line["beams"]]
+    return sum(is_noise(line["beams"][0]["value"], line["baseline"], objective) for line in lines)
 
 
 def check_meta(folder: Path, meta: dict[str, Any]) -> None:

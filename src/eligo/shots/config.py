@@ -50,6 +50,15 @@ class ShotsHostConfig(Config):
     Fewer are used where memory runs out."""
     batch_size: int | None = Field(default=None, ge=1)
     """Most prompts per forward pass; none: as many as batch_tokens allow."""
+    url: str | None = None
+    """Address of an OpenAI-compatible server that runs the model, such as http://localhost:8000/v1;
+    `model` is its name there. A key comes from the environment: ELIGO_API_KEY or OPENAI_API_KEY."""
+    timeout: float = Field(default=60.0, gt=0)
+    """Seconds that a request to the server may take."""
+    requests_per_minute: float | None = Field(default=None, gt=0)
+    """Most requests to the server in a minute; none: no limit."""
+    parallel: int = Field(default=8, ge=1)
+    """Requests to the server at a time."""
     instruction: str = ""
     """Appended to every question, such as "Answer in one word."."""
     placement: Literal["prepend", "append"] = "prepend"
@@ -98,8 +107,14 @@ class TeachConfig(Config):
         unused = {}
         if self.engine == "local":
             unused |= dict.fromkeys(("num_workers", "gpus_per_worker"), "engine is local, not ray")
+        local = tuple(f"host.{key}" for key in ("dtype", "device", "batch_tokens", "batch_size"))
+        remote = ("host.timeout", "host.requests_per_minute", "host.parallel")
         if self.host.model is None:
-            unused |= dict.fromkeys(("host.dtype", "host.device"), "host.model is not set")
+            unused |= dict.fromkeys(local[:2], "host.model is not set")
+        if self.host.url is None:
+            unused |= dict.fromkeys(remote, "host.url is not set")
+        else:
+            unused |= dict.fromkeys(local, "host.url is set")
         return unused
 
 

@@ -19,6 +19,7 @@ from eligo.shots.config import NAMED, PointerConfig, SamplerConfig, ShotsHostCon
 from eligo.shots.data.pickles import is_pickle
 from eligo.shots.hosts.generator import HostGenerator
 from eligo.shots.hosts.load import load_reader
+from eligo.shots.hosts.remote import RemoteGenerator, open_remote
 from eligo.shots.inference.embed import CandidateText, open_embedded
 from eligo.shots.inference.encoders import Encoder
 from eligo.shots.inference.learned_selector import LearnedSelector
@@ -237,11 +238,12 @@ def open_generator(
     queries: Pool,
     model: str,
     device: str,
-    batch_size: int = 1,
-) -> HostGenerator:
+    url: str | None = None,
+) -> HostGenerator | RemoteGenerator:
     """Load a host that answers queries after examples of the pool, with prompts as in teaching."""
-    settings = {"model": model, "device": device, "batch_size": batch_size, **pipeline.prompt}
+    settings = {"model": model, "device": device, "url": url, **pipeline.prompt}
     config = load_config(ShotsHostConfig, None, settings)
-    return HostGenerator(
-        load_reader(config), pool, queries, placement=config.placement, batch_size=batch_size
-    )
+    if url is not None:
+        host = open_remote(config)
+        return RemoteGenerator(host, pool, queries, placement=config.placement)
+    return HostGenerator(load_reader(config), pool, queries, placement=config.placement)

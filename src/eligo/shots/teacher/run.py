@@ -14,8 +14,10 @@ from eligo.io.interrupts import stopped_with
 from eligo.io.locks import one_writer
 from eligo.shots.config import TeachConfig
 from eligo.shots.data.query import Query
+from eligo.shots.hosts.client import check_url
 from eligo.shots.hosts.load import load_context, load_processor
 from eligo.shots.hosts.prompt import UnscorableError, template_hash
+from eligo.shots.hosts.remote import PlainText, RemoteScorer, open_remote
 from eligo.shots.hosts.scorer import HostScorer, PoolingScorer, Request, Scorer
 from eligo.shots.inference.embed import open_embedded
 from eligo.shots.pool.pool import Pool
@@ -28,8 +30,10 @@ from eligo.shots.teacher.shards import (
     META,
     PARTS,
     RECORDS,
+    URL,
     check_host,
     check_meta,
+    check_scoring,
     finish,
     is_finished,
     mean_difference,
@@ -52,10 +56,11 @@ def teach(config: TeachConfig, make_scorer: MakeScorer | None = None) -> dict[st
 def _teach(config: TeachConfig, folder: Path, make_scorer: MakeScorer) -> dict[str, Any]:
     pool, queries, about = open_embedded(config.data)
     rows = chosen_rows(queries, config)
-    processor = None if config.host.model is None else load_processor(config.host)
+    is_local = config.host.model is not None and config.host.url is None
+    processor = _processor(config)
     if config.check_data and not (config.out / META).exists():
         check_turns(pool, queries, rows, processor)
-        if processor is not None:
+        if is_local:
             check_answers(queries, rows, processor, config.host.instruction)
             check_lengths(config, pool, queries, rows, processor, load_context(config.host))
     check_meta(folder, _meta(config, pool, queries, about, processor))
@@ -67,17 +72,16 @@ def _teach(config: TeachConfig, folder: Path, make_scorer: MakeScorer) -> dict[s
     left = [shard for shard in shards if not is_finished(folder, shard)]
     finished = {shard: len(_of_shard(rows, config, shard)) for shard in set(shards) - set(left)}
     bar = ProgressBar("teach", len(rows), sum(finished.values()))
-    is_local = config.engine == "local"
 
     def on_query(shard: int, done: int) -> None:
         finished[shard] = done
         bar.update(sum(finished.values()))
 
     def on_shard(done: int) -> None:
-        if not is_local:  # queries of other processes are counted by shards
+        if config.engine == "ray":  # queries of other processes are counted by shards
             bar.update(min(len(rows), bar.start + done * config.shard_size))
 
-    factory = partial(_worker, config, make_scorer, on_query if is_local else None)
+    factory = partial(_worker, config, make_scorer, None if config.engine == "ray" else on_query)
     message = f"stopped; finished queries are kept in {folder}, the same command continues"
     with stopped_with(lambda: message), bar:
         results = map_shards(
@@ -98,6 +102,14 @@ def _teach(config: TeachConfig, folder: Path, make_scorer: MakeScorer) -> dict[s
         )
     counts = {"taught": taught, "skipped": skipped}
     return {"records": folder / RECORDS, **counts, **_about(folder, config)}
+
+
+def _processor(config: TeachConfig) -> Any:
+    """What writes prompts; None without a host."""
+    if config.host.url is not None:
+        check_url(config.host.url)
+        return PlainText()
+    return None if config.host.model is None else load_processor(config.host)
 
 
 def _about(folder: Path, config: TeachConfig) -> dict[str, Any]:
@@ -173,6 +185,10 @@ def chosen_rows(queries: Pool, config: TeachConfig) -> list[int]:
 
 def scorer_for(config: TeachConfig, pool: Pool, queries: Pool) -> Scorer:
     """Return the scorer of the host, or an `OverlapScorer` without one."""
+    if config.host.url is not None:
+        return RemoteScorer(
+            open_remote(config.host), pool, queries, placement=config.host.placement
+        )
     if config.host.model is None:
         from eligo.shots.teacher.overlap import OverlapScorer
 
@@ -199,6 +215,8 @@ def _worker(
     scorer = make_scorer(config, pool, queries)
     if isinstance(scorer, HostScorer):
         check_host(Path(config.out), scorer.reader.model)
+    elif isinstance(scorer, RemoteScorer):
+        check_scoring(Path(config.out), scorer.scoring)
     settings: dict[str, Any] = {
         "shots": config.shots, "beam": config.beam, "objective": config.objective,
         "diversity": config.beam_diversity,
@@ -248,6 +266,7 @@ def _meta(
         "template": template,
         "instruction": host.instruction,
         "host": host.model,
+        URL: host.url,
         "dtype": host.dtype,
         "objective": config.objective,
         "placement": host.placement,

@@ -113,6 +113,13 @@ def load_pipeline(
     return SelectorPipeline(loaded, sampler, encoder, prompt, candidate_text, balance)
 
 
+def trained_encoder(selector: Any) -> str | None:
+    """Return the encoder that a run of `eligo shots train` names; None for other selectors."""
+    if not isinstance(selector, str | Path):
+        return None
+    return _read_pipeline(Path(selector)).get("embed", {}).get("encoder")
+
+
 def is_bare(selector: str | Path | PoolSelector | PointerSelector) -> bool:
     """Return whether a selector is a model or a method without examples of its own."""
     if isinstance(selector, str | Path):

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -36,8 +37,10 @@ from eligo.shots.teacher.shards import (
     check_scoring,
     finish,
     is_finished,
+    keep_files,
     mean_difference,
     num_noise,
+    shard_files,
     write_shard,
 )
 from eligo.shots.teacher.teacher import TeacherResult, teach_query, teach_together
@@ -81,7 +84,11 @@ def _teach(config: TeachConfig, folder: Path, make_scorer: MakeScorer) -> dict[s
         if config.engine == "ray":  # queries of other processes are counted by shards
             bar.update(min(len(rows), bar.start + done * config.shard_size))
 
-    factory = partial(_worker, config, make_scorer, None if config.engine == "ray" else on_query)
+    factory = partial(_worker, config, make_scorer, pool, queries, on_query)
+    if config.engine == "ray":  # perhaps on other machines, with other working folders
+        there = config.replace({"out": folder.absolute()})
+        meta = (folder / META).read_bytes()
+        factory = partial(_ray_worker, there, make_scorer, pool, queries, meta)
     message = f"stopped; finished queries are kept in {folder}, the same command continues"
     with stopped_with(lambda: message), bar:
         results = map_shards(
@@ -92,6 +99,7 @@ def _teach(config: TeachConfig, folder: Path, make_scorer: MakeScorer) -> dict[s
             gpus_per_worker=config.gpus_per_worker,
             keep_going=False,
             on_done=on_shard,
+            on_result=partial(keep_files, folder),
         )
     assert not any(isinstance(result, ShardFailure) for result in results)
     taught, skipped, failed = finish(folder, len(shards))
@@ -204,13 +212,31 @@ def scorer_for(config: TeachConfig, pool: Pool, queries: Pool) -> Scorer:
     )  # fmt: skip
 
 
+def _ray_worker(
+    config: TeachConfig, make_scorer: MakeScorer, pool: Pool, queries: Pool, meta: bytes
+) -> Callable[[int], dict[str, bytes]]:
+    """The same in a process of Ray; without a shared folder it returns what it would write."""
+    path = config.out / META
+    if path.is_file() and path.read_bytes() == meta:
+        return _worker(config, make_scorer, pool, queries)
+    own = TemporaryDirectory(prefix="eligo-")
+    run = _worker(config.replace({"out": Path(own.name)}), make_scorer, pool, queries)
+
+    def run_there(shard: int) -> dict[str, bytes]:
+        run(shard)
+        return shard_files(Path(own.name), shard)
+
+    return run_there
+
+
 def _worker(
     config: TeachConfig,
     make_scorer: MakeScorer,
+    pool: Pool,
+    queries: Pool,
     on_query: Callable[[int, int], None] | None = None,
-) -> Callable[[int], None]:
+) -> Callable[[int], dict[str, bytes]]:
     """Called once in every worker; loads the host."""
-    pool, queries, _ = open_embedded(config.data)
     rows, sampler = chosen_rows(queries, config), Sampler(pool, config.sampler)
     scorer = make_scorer(config, pool, queries)
     if isinstance(scorer, HostScorer):
@@ -231,12 +257,13 @@ def _worker(
         except UnscorableError as error:
             return [error]
 
-    def run(shard: int) -> None:
+    def run(shard: int) -> dict[str, bytes]:
         some = [queries.query(row) for row in _of_shard(rows, config, shard)]
         write_shard(
             Path(config.out), shard, some, teach_some, window=_window(config, scorer),
             on_done=None if on_query is None else partial(on_query, shard),
         )  # fmt: skip
+        return {}
 
     return run
 

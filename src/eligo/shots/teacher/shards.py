@@ -16,7 +16,7 @@ window always holds the same queries, so that a restart computes exactly the sam
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eligo.errors import InputError
-from eligo.io.files import GrowingFile, remove_file, remove_folder, write_text
+from eligo.io.files import GrowingFile, remove_file, remove_folder, write_bytes, write_text
 from eligo.io.reading import json_lines, read_json, read_object, reading
 from eligo.io.tensors import save_tensors
 from eligo.pretrained.identity import same_weights, sampled_weights
@@ -143,6 +143,21 @@ def _joined(tables: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     for number, rows in enumerate(joined.get("logprob", ())):
         joined["logprob"][number] = F.pad(rows, (0, width - rows.shape[1]), value=torch.nan)
     return {name: torch.cat(parts) for name, parts in joined.items()}
+
+
+def shard_files(folder: Path, shard: int) -> dict[str, bytes]:
+    """Return the files of a finished shard by name, for a machine with a folder of its own."""
+    part = _part(folder, shard)
+    paths = [folder / HOST, folder / scores_file(shard), part]  # the part last, as in writing
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths if path.exists()}
+
+
+def keep_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write the files of another machine, unless the folder is shared and has them."""
+    for name, content in files.items():
+        path = folder / name
+        if not path.exists() or path.read_bytes() != content:
+            write_bytes(path, content)
 
 
 def is_finished(folder: Path, shard: int) -> bool:

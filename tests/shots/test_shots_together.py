@@ -230,3 +230,12 @@ def test_scores_on_a_gpu(placement, tmp_path: Path):
     generators = [HostGenerator(host, pool, queries) for host in (there, reader("text"))]
     said = [one.answers(["q0", "q1"], [["d0"], []]) for one in generators]
     assert all(isinstance(text, str) for answers in said for text in answers)
+
+
+def test_what_can_be_scored_is_known_without_a_call(tmp_path: Path, monkeypatch):
+    pool, queries = world(tmp_path, False)
+    scorer = HostScorer(reader("text"), pool, queries)
+    monkeypatch.setattr("eligo.shots.hosts.scorer.span_logprobs", None)
+    found = scorer.score_all([Request(request.query, []) for request in REQUESTS])
+    assert [isinstance(one, UnscorableError) for one in found] == [False, True, False]
+    assert len(found[0].logprob) == 0

@@ -257,6 +257,8 @@ def _scorer_and_generator(
 
 
 def _can_be_scored(scorer: ListScorer, query: Query) -> bool:
+    if isinstance(scorer, PoolingScorer):  # without a call of the host
+        return isinstance(scorer.score_all([Request(query, [])])[0], Scores)
     try:
         scorer.baseline(query)
     except UnscorableError:

@@ -147,8 +147,8 @@ class Pixels:
         return torch.ones(len(texts), 48)
 
     def images(self, paths) -> torch.Tensor:
-        small = [open_image(path).resize((4, 4)).getdata() for path in paths]
-        return torch.tensor([list(pixels) for pixels in small]).flatten(1).float() - 128
+        small = [np.array(open_image(path).resize((4, 4))) for path in paths]
+        return torch.from_numpy(np.stack(small)).flatten(1).float() - 128
 
 
 def test_images_are_compared(tmp_path: Path):

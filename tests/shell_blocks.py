@@ -30,6 +30,8 @@ SKIPPED = {
     "python3 -m venv": "sets up an environment",
     "/tmp/newer/bin/": "runs in that environment",
     "pip install": "downloads",
+    "ray start": "a server, which does not end",
+    "RAY_ADDRESS=": "needs that server; run by tests/shots/test_shots_teach_ray.py",
     "lmms-eval": "another program, which downloads; tests/tokens/test_lmms_eval.py runs our part",
     "python examples/": "run by tests/examples",
     "python -m benchmarks.": "run by tests/benchmarks",

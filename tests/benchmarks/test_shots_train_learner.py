@@ -5,6 +5,7 @@ import math
 from itertools import combinations
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -25,9 +26,9 @@ from eligo.config import load_config
 from eligo.scenes.phrases import VOCABULARY, to_text
 from eligo.scenes.vlm import FIRST_WORD, IMAGE, build_processor, build_vlm
 from eligo.scenes.vlm_heads import patch_targets
+from eligo.shots.hosts.forward import span_logprobs
 from eligo.shots.hosts.prompt import Turn
 from eligo.shots.hosts.reader import Reader
-from eligo.shots.hosts.scorer import span_logprobs
 from eligo.shots.learner.lessons import EXAMPLES, draw_lessons
 from eligo.train import Progress
 
@@ -78,7 +79,7 @@ def test_packed_lessons_match_the_prompts_of_a_host(
         visible = packed.mask[lesson, 0, place]
         assert packed.tokens[lesson][visible].tolist() == inputs["input_ids"][0].tolist()
         token = int(packed.answers[lesson, number])
-        expected = span_logprobs(model, inputs, [token])
+        expected = span_logprobs(model, inputs, [np.array([token])])
         assert float(answers[lesson, number, token]) == pytest.approx(float(expected), abs=1e-4)
 
 

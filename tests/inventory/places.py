@@ -354,9 +354,10 @@ REMOVED: dict[str, dict[str, str]] = {
 }
 """Per section, old entry -> why it is gone, in one sentence."""
 
-_NEAREST = "Candidates contain what nearest neighbours and MMR take from the whole pool."
+_NEAREST = "Half are what nearest neighbours and MMR take from the whole pool, half are random."
 _RATE = "The default of `LearnedSelector.fit`; both learn from few records."
 _RESIDUAL = "Selectors begin as nearest neighbours, among the nearest candidates."
+_TOKENS = "None: batches hold a number of tokens, not of prompts; a limit can still be given."
 _WORKERS = "None: as many worker processes as the cores allow. Batches do not depend on them."
 CHANGED: dict[str, dict[str, str]] = {
     "commands": {
@@ -364,6 +365,7 @@ CHANGED: dict[str, dict[str, str]] = {
             "The two speed commands became one, with the default of the recorded results."
         ),
         "demos bench --suite": "Without a suite, all are run.",
+        "demos evaluate --batch_size": _TOKENS,
         "demos evaluate --shots": "The numbers of examples are chosen; it was the largest of all.",
         "demos predict --question": "A folder of queries (--data) may be given instead.",
         "patches index --num_workers": (
@@ -381,6 +383,8 @@ CHANGED: dict[str, dict[str, str]] = {
         "eligo.patches.exam.config:ExamConfig arms": "Our score is a variant, too.",
         "eligo.demos.data.sampler_config:SamplerConfig kind": _NEAREST,
         "eligo.demos.teach.config:TeachConfig sampler.kind": _NEAREST,
+        "eligo.demos.hosts.config:DemosHostConfig batch_size": _TOKENS,
+        "eligo.demos.teach.config:TeachConfig host.batch_size": _TOKENS,
         "eligo.demos.pipeline.config:DemosTrainConfig train.lr": _RATE,
         "eligo.demos.pipeline.config:SelectorTrainConfig lr": _RATE,
         "eligo.demos.pipeline.config:DemosTrainConfig train.name": "It follows the model.",
@@ -410,6 +414,7 @@ CHANGED: dict[str, dict[str, str]] = {
     },
     "yamls": {"tokens/sweep methods": "All methods are compared."}
     | {f"demos/{name} train.lr": _RATE for name in ("v0", "v1", "v2", "v2_gru", "v3")}
+    | {"demos/vqa host.batch_size": _TOKENS}
     | {
         f"{name} data.num_workers": _WORKERS
         for name in (

@@ -229,7 +229,7 @@ def test_folder_of_an_older_version_continues(tmp_path: Path):
 def test_one_beam_has_no_difference(tmp_path: Path):
     embedded(tmp_path / "embedded")
     found = teach(teach_config(tmp_path, beam=1), lambda *_: FakeScorer())
-    assert set(found) == {"records", "taught", "skipped"}
+    assert "examples that differ between beams" not in found
 
 
 def test_command_prints_the_difference(tmp_path: Path, capsys):

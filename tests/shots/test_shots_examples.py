@@ -11,7 +11,9 @@ MODULES = [
     "compat",
     "data.query",
     "data.text",
+    "hosts.client",
     "hosts.prompt",
+    "hosts.tokens",
     "metrics",
     "model.bi_encoder",
     "model.decoder",
@@ -21,6 +23,7 @@ MODULES = [
     "pool.sampler",
     "teacher.beam_search",
     "teacher.overlap",
+    "teacher.teacher",
 ]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from loopback import served
 from shot_cases import save_clip
 from test_shots_convert import Projections
 
@@ -72,4 +73,6 @@ def test_commands_run(path, files, tmp_path):
     write_configs(path, folder)
     grid = "grid.yaml" if (folder / "grid.yaml").exists() else "shots/v3_grid"
     (folder / "short.yaml").write_text(f"extends: {grid}{GRID}")
-    run_lines(folder, to_run(path), SHORTER, REPLACED)
+    with served() as server:
+        replaced = {**REPLACED, "http://localhost:8000/v1": server.url}
+        run_lines(folder, to_run(path), SHORTER, replaced)

@@ -165,8 +165,8 @@ def test_all_drawn_candidates_are_scored(call):
     assert found.scores[pipeline.selector.pool.rows(names)].isfinite().all()
     flags = ["--selector", "runs/shots_v2", "--question", "where is the red ball?", "--json"]
     for more, among in (
-        ([], "80 of 90 examples, drawn by the sampler nearest"),
-        (["--num_candidates", "5"], "5 of 90 examples, drawn by the sampler nearest"),
+        ([], "80 of 90 examples, drawn by the sampler nearest_random"),
+        (["--num_candidates", "5"], "5 of 90 examples, drawn by the sampler nearest_random"),
         (["--num_candidates", "1000"], "all 90 examples"),
     ):
         assert call("predict", *flags, *more)["among"] == among

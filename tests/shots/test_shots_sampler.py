@@ -9,7 +9,7 @@ from eligo.shots import KNN, MMR, Pool, Query
 from eligo.shots.config import SamplerConfig
 from eligo.shots.pool.sampler import Sampler
 
-KINDS = ("random", "text", "image", "mix")
+KINDS = ("random", "text", "image", "mix", "nearest_random")
 
 
 def make_pool(size: int = 40) -> Pool:
@@ -96,8 +96,7 @@ def test_missing_view_is_refused():
 def test_nearest_contains_what_simple_selectors_take_from_the_whole_pool():
     draw = torch.Generator().manual_seed(0)
     pool = Pool([f"d{n}" for n in range(200)], torch.randn(200, 8, generator=draw))
-    sampler = Sampler(pool, SamplerConfig(num_candidates=16))
-    assert sampler.config.kind == "nearest"
+    sampler = Sampler(pool, SamplerConfig(kind="nearest", num_candidates=16))
     for number in range(20):
         query = Query(f"q{number}", torch.randn(8, generator=draw))
         names = sampler.names(query)
@@ -106,5 +105,26 @@ def test_nearest_contains_what_simple_selectors_take_from_the_whole_pool():
             picked = pool.picked(selector.fit([], pool).select(query, shots))
             assert set(picked) <= set(names)
     assert sampler.names(query) == names  # the same for the same query
-    few = Sampler(pool.take(torch.arange(5)), SamplerConfig(num_candidates=16))
+    few = Sampler(pool.take(torch.arange(5)), SamplerConfig(kind="nearest", num_candidates=16))
+    assert sorted(few.names(query)) == [f"d{n}" for n in range(5)]
+
+
+def test_default_is_half_near_and_half_random():
+    draw = torch.Generator().manual_seed(0)
+    pool = Pool([f"d{n}" for n in range(200)], torch.randn(200, 8, generator=draw))
+    sampler = Sampler(pool)
+    assert (sampler.config.kind, sampler.config.num_candidates) == ("nearest_random", 32)
+    others = set()
+    for number in range(20):
+        query = Query(f"q{number}", torch.randn(8, generator=draw))
+        names = set(sampler.names(query))
+        assert len(names) == 32
+        near = set()
+        for selector in (KNN(), MMR(balance=0.5)):
+            picked = pool.picked(selector.fit([], pool).select(query, 8))
+            assert set(picked) <= names
+            near |= set(picked)
+        others |= names - near
+    assert len(others) > 150  # from the whole pool
+    few = Sampler(pool.take(torch.arange(5)))
     assert sorted(few.names(query)) == [f"d{n}" for n in range(5)]

@@ -209,3 +209,33 @@ def test_kill_while_a_window_is_written(tmp_path: Path, monkeypatch):
     assert teach(killed, lambda *_: scorer)["taught"] == 18
     assert scorer.windows[0] == ["t0", "t1", "t2", "t3"]
     assert files_of(killed.out) == files_of(config.out)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("placement", ["prepend", "append"])
+def test_scores_on_a_gpu(placement, tmp_path: Path):
+    """The same as on a CPU, but for rounding; the same bits in a second run."""
+    pool, queries = world(tmp_path, False)
+    alone = HostScorer(reader("text"), pool, queries, placement=placement, share=False)
+    there = Reader(text_model().cuda(), tokenizer("text", chat_template=template("text")))
+    scorer = HostScorer(there, pool, queries, placement=placement)
+    assert scorer.calls_together > 1
+    first, _, third = scorer.score_all(REQUESTS)
+    for (query, lists), scores in ((REQUESTS[0], first), (REQUESTS[2], third)):
+        assert scores.logprob.device == CPU
+        expected = alone.score_lists(query, lists).logprob
+        assert scores.logprob.tolist() == pytest.approx(expected.tolist(), abs=2e-3)
+    again = scorer.score_all(REQUESTS)
+    assert torch.equal(again[0].logprob, first.logprob)
+    generators = [HostGenerator(host, pool, queries) for host in (there, reader("text"))]
+    said = [one.answers(["q0", "q1"], [["d0"], []]) for one in generators]
+    assert all(isinstance(text, str) for answers in said for text in answers)
+
+
+def test_what_can_be_scored_is_known_without_a_call(tmp_path: Path, monkeypatch):
+    pool, queries = world(tmp_path, False)
+    scorer = HostScorer(reader("text"), pool, queries)
+    monkeypatch.setattr("eligo.shots.hosts.scorer.span_logprobs", None)
+    found = scorer.score_all([Request(request.query, []) for request in REQUESTS])
+    assert [isinstance(one, UnscorableError) for one in found] == [False, True, False]
+    assert len(found[0].logprob) == 0

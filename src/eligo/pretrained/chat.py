@@ -112,12 +112,17 @@ def warn_truncated(
     _log.warning("%s has %d word pieces, and the model reads %d: %r", subject, most, read, shown)
 
 
+def context_of(config: Any) -> int | None:
+    """Return the number of tokens that a host reads, by its config; None if it does not say."""
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return longest if isinstance(longest, int) else None
+
+
 class ContextWatch:
     """Warns about prompts longer than the context of a host: the first, and every longer one."""
 
     def __init__(self, model: Any) -> None:
-        longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        self.context = longest if isinstance(longest, int) else None
+        self.context = context_of(model.config)
         self._longest = self.context or 0
 
     def look(self, length: int) -> None:

@@ -37,12 +37,30 @@ def load_host(name: str, *, dtype: str = "auto", needs_images: bool = True) -> t
 
 def load_processor(name: str, *, needs_images: bool = False) -> Any:
     """Load the processor of a host, or the tokenizer of a host that reads text only."""
-    from transformers import AutoConfig, AutoProcessor, AutoTokenizer
+    from transformers import AutoProcessor, AutoTokenizer
 
-    folder = find_host(name, weights=False)
-    if needs_images or hasattr(load_part(AutoConfig, folder), "vision_config"):
-        return load_part(AutoProcessor, folder)
-    return load_part(AutoTokenizer, folder)
+    if needs_images or hasattr(load_config(name), "vision_config"):
+        return load_part(AutoProcessor, find_host(name, weights=False))
+    return load_part(AutoTokenizer, find_host(name, weights=False))
+
+
+def load_config(name: str) -> Any:
+    """Load the config of a host; a model that does not continue text is refused."""
+    from transformers import AutoConfig
+    from transformers.models.auto import modeling_auto as auto
+
+    config, where = load_part(AutoConfig, find_host(name, weights=False)), f"host.model: {name}"
+    refuse_encoder(config, where)
+    kinds = {
+        **auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        **auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    }
+    if config.model_type not in kinds:
+        raise InputError(
+            f"{where}: is a model of type {config.model_type}, which does not continue a text; "
+            "expected a causal language model or a vision-language model"
+        )
+    return config
 
 
 def move_host(model: Any, device: str | torch.device, dtype: torch.dtype | None = None) -> None:

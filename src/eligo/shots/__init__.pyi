@@ -29,9 +29,12 @@ from .hosts.reader import Reader as Reader
 from .hosts.scorer import HostScorer as HostScorer
 from .hosts.scorer import Scorer as Scorer
 from .inference.batch import predict_batch as predict_batch
+from .inference.dspy import DspyFewShot as DspyFewShot
+from .inference.dspy import DspySelector as DspySelector
 from .inference.embed import embed as embed
 from .inference.embed import write_embedded as write_embedded
 from .inference.encoders import open_encoder as open_encoder
+from .inference.langchain import LangChainSelector as LangChainSelector
 from .inference.learned_selector import LearnedSelector as LearnedSelector
 from .inference.predict import ShotsPrediction as ShotsPrediction
 from .inference.predict import predict as predict

@@ -17,14 +17,16 @@ from eligo.train.config import SMOKE, TrainConfig
 
 Objective = Literal["gain", "actual", "logprob"]
 State = Literal["none", "gate", "gru"]
+SamplerKind = Literal["nearest_random", "nearest", "random", "text", "image", "mix"]
 
 
 class SamplerConfig(Config):
     """Which examples of a pool are candidates for a query, in teaching, training and inference."""
 
-    kind: Literal["nearest", "random", "text", "image", "mix"] = "nearest"
-    """nearest: a quarter picked by MMR from the whole pool, the rest the nearest; random; text,
-    image: the nearest by that view; mix: half random, a quarter text, the rest image."""
+    kind: SamplerKind = "nearest_random"
+    """nearest_random: a quarter picked by MMR from the whole pool, a quarter the nearest, the rest
+    random; nearest: the same without random ones; random; text, image: the nearest by that view;
+    mix: half random, a quarter text, the rest image."""
     num_candidates: int = Field(default=32, ge=1)
     """Candidates of a query; fewer where the pool has fewer."""
     max_similarity: float | None = Field(default=None, ge=-1, le=1)
@@ -48,6 +50,15 @@ class ShotsHostConfig(Config):
     Fewer are used where memory runs out."""
     batch_size: int | None = Field(default=None, ge=1)
     """Most prompts per forward pass; none: as many as batch_tokens allow."""
+    url: str | None = None
+    """Address of an OpenAI-compatible server that runs the model, such as http://localhost:8000/v1;
+    `model` is its name there. A key comes from the environment: ELIGO_API_KEY or OPENAI_API_KEY."""
+    timeout: float = Field(default=60.0, gt=0)
+    """Seconds that a request to the server may take."""
+    requests_per_minute: float | None = Field(default=None, gt=0)
+    """Most requests to the server in a minute; none: no limit."""
+    parallel: int = Field(default=8, ge=1)
+    """Requests to the server at a time."""
     instruction: str = ""
     """Appended to every question, such as "Answer in one word."."""
     placement: Literal["prepend", "append"] = "prepend"
@@ -96,8 +107,14 @@ class TeachConfig(Config):
         unused = {}
         if self.engine == "local":
             unused |= dict.fromkeys(("num_workers", "gpus_per_worker"), "engine is local, not ray")
+        local = tuple(f"host.{key}" for key in ("dtype", "device", "batch_tokens", "batch_size"))
+        remote = ("host.timeout", "host.requests_per_minute", "host.parallel")
         if self.host.model is None:
-            unused |= dict.fromkeys(("host.dtype", "host.device"), "host.model is not set")
+            unused |= dict.fromkeys(local[:2], "host.model is not set")
+        if self.host.url is None:
+            unused |= dict.fromkeys(remote, "host.url is not set")
+        else:
+            unused |= dict.fromkeys(local, "host.url is set")
         return unused
 
 
@@ -324,7 +341,7 @@ class RecordsConfig(Config):
     """Where a folder holds several: the subfolder, or part of the file's name."""
     num_anchors: int | None = Field(default=None, ge=1)
     """Number of queries to learn from, drawn by seed; none: all."""
-    sampler: Literal["nearest", "random", "text", "image", "mix"] | None = None
+    sampler: SamplerKind | None = None
     """How candidates are drawn; none: as the teacher did, at random for files of other programs."""
     objective: Objective | None = None
     """Score of a pick; none: the teacher's."""

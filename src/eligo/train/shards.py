@@ -36,17 +36,19 @@ def map_shards(
     max_tries: int = 3,
     keep_going: bool = True,
     on_done: Callable[[int], None] | None = None,
+    on_result: Callable[[Result], None] | None = None,
 ) -> list[Result | ShardFailure]:
     """Return `factory()(shard)` for every shard, in order.
 
-    `factory` is called once in every worker, to load a model for example. `on_done(count)` is
-    called with the number of finished shards. Ray joins the cluster at RAY_ADDRESS, or starts one
+    `factory` is called once in every worker, to load a model for example. `on_result` is called in
+    this process with every result as soon as it is there, then `on_done(count)` with the number of
+    finished shards. Ray joins the cluster at RAY_ADDRESS, or starts one
     on this machine and stops it at the end. The local engine ignores `num_workers` and
     `gpus_per_worker`.
     """
     if num_workers < 1 or max_tries < 1:
         raise InputError(f"num_workers {num_workers} and max_tries {max_tries} must be at least 1")
-    queue = _Queue(shards, max_tries, keep_going, on_done)
+    queue = _Queue(shards, max_tries, keep_going, on_done, on_result)
     if engine == "local":
         _run_local(factory, queue)
     else:
@@ -63,9 +65,10 @@ class _Queue:
         max_tries: int,
         keep_going: bool,
         on_done: Callable[[int], None] | None,
+        on_result: Callable[[Any], None] | None,
     ) -> None:
         self.shards, self.max_tries = shards, max_tries
-        self.keep_going, self.on_done = keep_going, on_done
+        self.keep_going, self.on_done, self.on_result = keep_going, on_done, on_result
         self.waiting = deque(range(len(shards)))
         self.tries = [0] * len(shards)
         self.results: list[Any] = [None] * len(shards)
@@ -77,6 +80,8 @@ class _Queue:
         return index, self.shards[index]
 
     def succeed(self, index: int, result: Any) -> None:
+        if self.on_result is not None and not isinstance(result, ShardFailure):
+            self.on_result(result)
         self.results[index] = result
         self.num_done += 1
         if self.on_done is not None:

@@ -15,6 +15,7 @@ def run(
     taught: Path | None = None,
     embedded: Path | None = None,
     model: str | None = None,
+    url: str | None = None,
     shots: tuple[Count, ...] = (1, 2, 4),
     num_queries: Count | None = None,
     batch_size: Count | None = None,
@@ -38,6 +39,8 @@ def run(
             of the selector, else of --data.
         model: Folder or hub name of the host that answers --data; none: answers are compared by
             shared pairs of words (text only).
+        url: Address of an OpenAI-compatible server that runs --model (its name there), such as
+            http://localhost:8000/v1; a key comes from ELIGO_API_KEY or OPENAI_API_KEY.
         shots: The numbers of examples to try.
         num_queries: Use only this many queries, from the first; by default all.
         batch_size: Most prompts per forward pass; by default as many as suit the device.
@@ -71,7 +74,7 @@ def run(
     if data is not None:
         pool, queries, _ = open_embedded(data)
         check_examples(pipeline, pool, data)
-        host = {"model": model, "batch_size": batch_size, "device": device}
+        host = {"model": model, "url": url, "batch_size": batch_size, "device": device}
         answered = answering(pipeline, queries, shots, host, num_queries)
         measured["queries"] = {"answered": len(answered.queries), "of": len(queries)}
         measured |= answered.tables()

@@ -28,6 +28,7 @@ def run(
     shots: Count | None = None,
     num_candidates: Count | None = None,
     model: Annotated[str | None, _also("vlm_model_path")] = None,
+    url: str | None = None,
     model_version: Literal["v0", "v1", "v2", "v3"] | None = None,
     out: Annotated[OutFileOrFolder | None, _also("output_path")] = None,
     batch_size: Count | None = None,
@@ -57,6 +58,8 @@ def run(
         num_candidates: Number of examples to choose from, drawn by the sampler of the training; by
             default as in training. The size of the pool, or more: all of them.
         model: Also answer after the examples, with this host (folder or hub name).
+        url: Address of an OpenAI-compatible server that runs --model (its name there), such as
+            http://localhost:8000/v1; a key comes from ELIGO_API_KEY or OPENAI_API_KEY.
         model_version: Refuse a selector of another version.
         out: With --data, the file to write. With --question, a folder for `eligo explore OUT`: the
             chosen beside the others.
@@ -76,9 +79,11 @@ def run(
         raise InputError(
             f"got {got}; expected either --question, or --data (a folder of `eligo shots embed`)"
         )
+    if url is not None and model is None:
+        raise InputError("--url: also name the model that the server runs (--model)")
     common: dict[str, Any] = {
         "selector": selector, "shots": embedded, "num_shots": shots,
-        "num_candidates": num_candidates, "host": model, "device": device,
+        "num_candidates": num_candidates, "host": model, "url": url, "device": device,
         "model_version": model_version,
     }  # fmt: skip
     if data is not None:

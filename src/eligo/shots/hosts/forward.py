@@ -58,8 +58,14 @@ def read_beginnings(
         input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1
     )
     chosen = sent(torch.tensor([numbers[row.tobytes()] for row in rows]), device)
-    output.past_key_values.batch_select_indices(chosen)
-    return output.past_key_values, mask[chosen]
+    return continued(output.past_key_values, chosen), mask[chosen]
+
+
+def continued(filled: Any, index: Int64[Tensor, " rows"]) -> Any:
+    """Return a cache for rows that continue the beginnings (by `index`) of a filled one."""
+    from eligo.shots.hosts.shared_cache import shared
+
+    return shared(filled, index)
 
 
 def has_plain_cache(model: Any) -> bool:

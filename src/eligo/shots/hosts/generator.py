@@ -1,7 +1,7 @@
 """Answers of a host after given examples, by greedy decoding."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -12,6 +12,24 @@ from eligo.shots.hosts.prompt import Placement, Turn, in_prompt_order, turn_of
 from eligo.shots.hosts.reader import Reader
 from eligo.shots.hosts.tokens import padded
 from eligo.shots.pool.pool import Pool
+
+_TOGETHER = 256
+
+
+@runtime_checkable
+class Generator(Protocol):
+    """Answers queries after examples."""
+
+    answers_together: int
+    """About how many prompts to give it at once."""
+
+    def answer(self, query: str, picks: Sequence[str]) -> str:
+        """Answer one query after these examples (in order of choice)."""
+        ...
+
+    def answers(self, queries: Sequence[str], picks: Sequence[Sequence[str]]) -> list[str]:
+        """Answer several queries, each after its own examples."""
+        ...
 
 
 class HostGenerator:
@@ -35,6 +53,7 @@ class HostGenerator:
         self.reader, self.batches = reader, TokenBatches(reader.device, batch_tokens, batch_size)
         self.placement: Placement = placement
         self.pool, self.queries, self.max_new_tokens = pool, queries, max_new_tokens
+        self.answers_together = max(_TOGETHER, self.batches.tokens // 32)  # prompts are longer
 
     def answer(self, query: str, picks: Sequence[str]) -> str:
         """Answer one query after these examples (in order of choice)."""

@@ -4,6 +4,7 @@ from typing import Any
 
 from eligo.errors import InputError
 from eligo.pretrained import hosts
+from eligo.pretrained.chat import context_of
 from eligo.pretrained.devices import resolve_device
 from eligo.shots.config import ShotsHostConfig
 from eligo.shots.hosts.reader import Reader
@@ -20,6 +21,11 @@ def load_reader(config: ShotsHostConfig) -> Reader:
 def load_processor(config: ShotsHostConfig) -> Any:
     """Load what writes prompts for the host: a processor, or the tokenizer of a text-only host."""
     return hosts.load_processor(_name(config))
+
+
+def load_context(config: ShotsHostConfig) -> int | None:
+    """Return the number of tokens that the host reads, if its config says it."""
+    return context_of(hosts.load_config(_name(config)))
 
 
 def _name(config: ShotsHostConfig) -> str:

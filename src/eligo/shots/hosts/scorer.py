@@ -10,7 +10,6 @@ whole, and so does one with images and placement `prepend`.
 """
 
 from collections.abc import Sequence
-from copy import deepcopy
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -22,7 +21,7 @@ from torch import Tensor
 from eligo.shots.data.query import Query
 from eligo.shots.hosts.batches import TokenBatches
 from eligo.shots.hosts.forward import (
-    computes_positions,
+    continued,
     has_plain_cache,
     read_beginnings,
     span_logprobs,
@@ -186,8 +185,8 @@ class HostScorer:
         pad = int(reader.tokenizer.pad_token_id or 0)
         ids = reader.prompt_ids([row.shots for row in rows], [row.turn for row in rows])
         begun = self._shared_lengths(rows, ids)
-        lengths = [
-            len(own) - start + len(row.span)
+        lengths = [  # a token that was read before only takes its keys and values
+            len(own) - start + start // 4 + len(row.span)
             for own, start, row in zip(ids, begun, rows, strict=True)
         ]
 
@@ -258,7 +257,7 @@ class HostScorer:
     def _shared(self, rows: Sequence[_Row]) -> list[tuple[list[int], Tensor]] | None:
         """Scores with a shared cache of all picks but the last; None if the host cannot share."""
         reader, query = self.reader, rows[0].turn
-        if computes_positions(reader.model):
+        if not has_plain_cache(reader.model):
             return None
         prefix, candidates = rows[0].shots[:-1], [row.shots[-1] for row in rows]
         opening = write_opening(reader.processor, prefix, reader.instruction)
@@ -273,14 +272,13 @@ class HostScorer:
         if not torch.equal(split, whole["input_ids"]):
             return None
         model: Any = reader.model
-        cache = model(**first, use_cache=True, logits_to_keep=1).past_key_values
+        filled = model(**first, use_cache=True, logits_to_keep=1).past_key_values
 
         def run(numbers: list[int]) -> Tensor:
             turns = [[candidates[n], query] for n in numbers]
             inputs = reader.encode_prompts([rests[n] for n in numbers], turns, begins=False)
-            copied = deepcopy(cache)  # the model appends to it
-            copied.batch_repeat_interleave(len(numbers))
-            return span_logprobs(model, inputs, [rows[n].span for n in numbers], copied)
+            cache = continued(filled, torch.zeros_like(inputs["input_ids"][:, 0]))
+            return span_logprobs(model, inputs, [rows[n].span for n in numbers], cache)
 
         length = whole["input_ids"].shape[1] + len(rows[0].span)
         return self.batches.run([length] * len(rows), run)

@@ -28,8 +28,9 @@ from eligo.pretrained.identity import same_weights, sampled_weights
 from eligo.report.intervals import paired_bootstrap
 from eligo.shots.data.items import answers_of
 from eligo.shots.data.query import Query
-from eligo.shots.hosts.generator import HostGenerator
+from eligo.shots.hosts.generator import Generator, HostGenerator
 from eligo.shots.hosts.prompt import template_hash
+from eligo.shots.hosts.remote import PlainText
 from eligo.shots.inference.embed import open_embedded
 from eligo.shots.inference.learned_selector import LearnedSelector
 from eligo.shots.inference.load import (
@@ -72,6 +73,7 @@ def predict_batch(
     num_shots: int | None = None,
     num_candidates: int | None = None,
     host: str | None = None,
+    url: str | None = None,
     images: str | Path | None = None,
     batch_size: int = 16,
     device: str = "auto",
@@ -91,6 +93,7 @@ def predict_batch(
         num_shots: Number of examples; by default as many as the selector was trained for, or 6.
         num_candidates: Number of examples to choose from; by default as in training, or all.
         host: Folder or hub name of the model that answers.
+        url: Address of an OpenAI-compatible server that runs the model; `host` is its name there.
         images: Folder to find the images in, if they have moved since they were embedded.
         batch_size: Queries that the host answers together.
         device: Where the host runs: auto, cpu or cuda.
@@ -98,6 +101,8 @@ def predict_batch(
     """
     data, out = Path(data), Path(out)
     check_count("batch_size", batch_size)
+    if url is not None and host is None:
+        raise InputError("url: also name the model that the server runs (host)")
     _check_out(out)
     pool, queries, about = open_embedded(data)
     if shots is None and is_bare(selector):
@@ -130,10 +135,13 @@ def predict_batch(
             left = [row for row, name in enumerate(queries.ids) if name not in done]
             generator = None
             if host is not None and left:
-                generator = open_generator(pipeline, pool, queries, host, device, batch_size)
-                _check_host(out, done, generator, settings)
+                generator = open_generator(pipeline, pool, queries, host, device, url)
+                processor = PlainText()
+                if isinstance(generator, HostGenerator):
+                    _check_host(out, done, generator, settings)
+                    processor = generator.reader.processor
                 if not done:
-                    _check_turns(pool, queries, generator.reader.processor)
+                    _check_turns(pool, queries, processor)
             if not done:
                 write_text(_settings_file(out), json.dumps(settings, indent=1) + "\n")
             bar = ProgressBar("predict", len(queries), len(done))
@@ -157,7 +165,7 @@ def _predicted(
     queries: Pool,
     rows: Sequence[int],
     count: int,
-    generator: HostGenerator | None,
+    generator: Generator | None,
 ) -> list[dict[str, Any]]:
     """Return the lines of some queries."""
     lines: list[dict[str, Any]] = []

@@ -48,7 +48,7 @@ def embed(
     candidate_text: CandidateText = "question_answer",
 ) -> tuple[Pool, Pool]:
     """Embed a pool and its queries (by default every example) and write their folder."""
-    pool = _pool(items, _embedded(items, encoder, candidate_text == "question_answer"))
+    pool = embedded_pool(items, encoder, candidate_text)
     asked = items if queries is None else queries
     query_pool = _pool(asked, _embedded(asked, encoder, False))
     if set(query_pool.views) != set(pool.views):
@@ -92,6 +92,13 @@ def embed_query(
         views = {"image": encoder.images([image])[0], **views}
         group = group or image_group(image)
     return Query(name, views, group=group, text=question)
+
+
+def embedded_pool(
+    items: Sequence[Item], encoder: Encoder, candidate_text: CandidateText = "question_answer"
+) -> Pool:
+    """Return examples as a pool, with the vectors of an encoder."""
+    return _pool(items, _embedded(items, encoder, candidate_text == "question_answer"))
 
 
 def _embedded(items: Sequence[Item], encoder: Encoder, with_answer: bool) -> dict[str, Tensor]:

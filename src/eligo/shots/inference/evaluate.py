@@ -22,9 +22,10 @@ from eligo.shots.config import ShotsHostConfig
 from eligo.shots.data.items import answers_of
 from eligo.shots.data.query import Query
 from eligo.shots.data.records import Record, encode_record
-from eligo.shots.hosts.generator import HostGenerator
+from eligo.shots.hosts.generator import Generator, HostGenerator
 from eligo.shots.hosts.load import load_reader
 from eligo.shots.hosts.prompt import UnscorableError
+from eligo.shots.hosts.remote import RemoteGenerator, RemoteScorer, open_remote
 from eligo.shots.hosts.scorer import HostScorer, ListScorer, PoolingScorer, Request, Scores
 from eligo.shots.inference.learned_selector import LearnedSelector
 from eligo.shots.inference.load import SelectorPipeline
@@ -38,7 +39,6 @@ from eligo.vqa import vqa_accuracy
 SELECTOR = "selector"
 """Name of the evaluated selector in tables."""
 _NONE = "none"
-_ANSWERED = 256  # least number of prompts between two updates of the progress bar
 
 Lists = dict[tuple[str, int], list[list[str]]]
 """By name of a selector and number of shots: the examples of every query."""
@@ -209,14 +209,14 @@ def _scored(scorer: ListScorer, requests: Sequence[Request]) -> list[Scores]:
 
 
 def answer_lists(
-    generator: HostGenerator, queries: Sequence[Query], lists: Lists
+    generator: Generator, queries: Sequence[Query], lists: Lists
 ) -> dict[tuple[str, int], list[str]]:
     """Return the host's answers; equal lists of a query are answered once."""
     pairs = [(query.id, tuple(lists[key][row])) for key in lists for row, query in _rows(queries)]
     # By length: a batch is padded to its longest prompt.
     unique = sorted(dict.fromkeys(pairs), key=lambda pair: len(pair[1]))
     found: dict[tuple[str, tuple[str, ...]], str] = {}
-    size = max(_ANSWERED, generator.batches.tokens // 32)  # prompts have more tokens than that
+    size = generator.answers_together
     with ProgressBar("answer", len(unique)) as bar:
         for start in range(0, len(unique), size):
             part = unique[start : start + size]
@@ -240,7 +240,14 @@ def _against(keys: Sequence[tuple[str, int]], key: tuple[str, int]) -> int:
 
 def _scorer_and_generator(
     config: ShotsHostConfig, pool: Pool, queries: Pool
-) -> tuple[ListScorer, HostGenerator | None]:
+) -> tuple[ListScorer, Generator | None]:
+    if config.url is not None:
+        host = open_remote(config)
+        where: dict[str, Any] = {"placement": config.placement}
+        return (
+            RemoteScorer(host, pool, queries, **where),
+            RemoteGenerator(host, pool, queries, **where),
+        )
     if config.model is None:
         return OverlapScorer(pool, queries), None
     reader = load_reader(config)
@@ -250,6 +257,8 @@ def _scorer_and_generator(
 
 
 def _can_be_scored(scorer: ListScorer, query: Query) -> bool:
+    if isinstance(scorer, PoolingScorer):  # without a call of the host
+        return isinstance(scorer.score_all([Request(query, [])])[0], Scores)
     try:
         scorer.baseline(query)
     except UnscorableError:

@@ -19,6 +19,7 @@ from eligo.shots.config import NAMED, PointerConfig, SamplerConfig, ShotsHostCon
 from eligo.shots.data.pickles import is_pickle
 from eligo.shots.hosts.generator import HostGenerator
 from eligo.shots.hosts.load import load_reader
+from eligo.shots.hosts.remote import RemoteGenerator, open_remote
 from eligo.shots.inference.embed import CandidateText, open_embedded
 from eligo.shots.inference.encoders import Encoder
 from eligo.shots.inference.learned_selector import LearnedSelector
@@ -102,13 +103,21 @@ def load_pipeline(
             f"encoder: {selector} names none; give the encoder that embedded the examples: words, "
             "or the folder or hub name of a model; or the question's vector"
         )
-    config = about.get("sampler") or SamplerConfig(num_candidates=max(1, len(loaded.pool)))
+    every = SamplerConfig(kind="nearest", num_candidates=max(1, len(loaded.pool)))
+    config = about.get("sampler") or every
     if num_candidates is not None:
         config = config.replace({"num_candidates": num_candidates})
     candidate_text = embed.get("candidate_text", "question_answer")
     sampler = Sampler(loaded.pool, config)
     prompt, balance = about.get("prompt", {}), about.get("balance", 0.5)
     return SelectorPipeline(loaded, sampler, encoder, prompt, candidate_text, balance)
+
+
+def trained_encoder(selector: Any) -> str | None:
+    """Return the encoder that a run of `eligo shots train` names; None for other selectors."""
+    if not isinstance(selector, str | Path):
+        return None
+    return _read_pipeline(Path(selector)).get("embed", {}).get("encoder")
 
 
 def is_bare(selector: str | Path | PoolSelector | PointerSelector) -> bool:
@@ -236,11 +245,12 @@ def open_generator(
     queries: Pool,
     model: str,
     device: str,
-    batch_size: int = 1,
-) -> HostGenerator:
+    url: str | None = None,
+) -> HostGenerator | RemoteGenerator:
     """Load a host that answers queries after examples of the pool, with prompts as in teaching."""
-    settings = {"model": model, "device": device, "batch_size": batch_size, **pipeline.prompt}
+    settings = {"model": model, "device": device, "url": url, **pipeline.prompt}
     config = load_config(ShotsHostConfig, None, settings)
-    return HostGenerator(
-        load_reader(config), pool, queries, placement=config.placement, batch_size=batch_size
-    )
+    if url is not None:
+        host = open_remote(config)
+        return RemoteGenerator(host, pool, queries, placement=config.placement)
+    return HostGenerator(load_reader(config), pool, queries, placement=config.placement)

@@ -114,6 +114,7 @@ def predict(
     encoder: str | Encoder | None = None,
     vector: Embeddings | None = None,
     host: str | None = None,
+    url: str | None = None,
     device: str = "auto",
     model_version: str | None = None,
 ) -> ShotsPrediction:
@@ -133,6 +134,7 @@ def predict(
         vector: Instead of an encoder, the question's own vector (or that of each view), of torch or
             NumPy.
         host: Folder or hub name of the model that answers.
+        url: Address of an OpenAI-compatible server that runs the model; `host` is its name there.
         device: Where encoder and host run: auto, cpu or cuda.
         model_version: Version that the selector must have (v0 to v3); `selector` may then also be a
             file of weights (.pth) of the published designs' programs.
@@ -141,6 +143,8 @@ def predict(
         question = place_image(question, "question")
     if not question.strip():
         raise InputError("question: is empty")
+    if url is not None and host is None:
+        raise InputError("url: also name the model that the server runs (host)")
     with _image_file(image) as path:
         pipeline = load_pipeline(
             selector, shots,
@@ -173,7 +177,7 @@ def predict(
         answer = None
         if host is not None:
             picks = [row["id"] for row in chosen]
-            answer = _answer(pipeline, host, device, question, path, picks)
+            answer = _answer(pipeline, host, device, url, question, path, picks)
         picture = None if path is None else as_image(path)
     return ShotsPrediction(question, names, chosen, answer, host, picture, pipeline, selection)
 
@@ -335,6 +339,7 @@ def _answer(
     pipeline: SelectorPipeline,
     model: str,
     device: str,
+    url: str | None,
     question: str,
     image: str | None,
     picks: Sequence[str],
@@ -342,5 +347,5 @@ def _answer(
     """Return the host's answer after the picked examples; the question needs no vector here."""
     payload = {"question": question, "answer": "", "image": image}
     queries = Pool(["question"], torch.ones(1, 1), payload=[payload])
-    generator = open_generator(pipeline, pipeline.selector.pool, queries, model, device)
+    generator = open_generator(pipeline, pipeline.selector.pool, queries, model, device, url)
     return generator.answer("question", picks)

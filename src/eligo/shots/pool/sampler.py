@@ -59,16 +59,18 @@ class Sampler:
             allowed &= self.pool.vectors @ query.vector <= self.config.max_similarity
         size, seed = self.config.num_candidates, self.config.seed
         random_rows = shuffled(allowed.nonzero().flatten(), seed, query.id)
+        if self.config.kind in ("nearest", "nearest_random"):
+            near = size if self.config.kind == "nearest" else -(-size // 2)
+            chosen = self._nearest_and_diverse(query, allowed, near)
+            chosen = dict.fromkeys(torch.cat([chosen, random_rows]).tolist())
+            rows = torch.tensor(list(chosen)[:size], dtype=torch.int64)
+            return shuffled(rows, seed + 1, query.id)
         shares = {
-            "nearest": {},
             "random": {},
             "text": {"text": size},
             "image": {"image": size},
             "mix": {"text": size // 4, "image": size - size // 2 - size // 4},
         }[self.config.kind]
-        if self.config.kind == "nearest":
-            chosen = self._nearest_and_diverse(query, allowed)
-            return shuffled(chosen, seed + 1, query.id)
         by_view = [self._nearest(query, view, count, allowed) for view, count in shares.items()]
         drawn = random_rows[: size - sum(shares.values())]
         # Random draws come first, so that the shares of the nearest do not overlap with them.
@@ -86,12 +88,13 @@ class Sampler:
         order = shuffled(torch.arange(len(names)), self.config.seed + 2, query.id)
         return [names[index] for index in order.tolist()]
 
-    def _nearest_and_diverse(self, query: Query, allowed: Tensor) -> Tensor:
+    def _nearest_and_diverse(self, query: Query, allowed: Tensor, size: int) -> Tensor:
         """Return what nearest neighbours and MMR would pick from the whole pool."""
-        size, left = self.config.num_candidates, allowed.nonzero().flatten()
+        left = allowed.nonzero().flatten()
         vectors = self.pool.vectors[left]
         cosines = vectors @ query.vector
-        diverse = ops.greedy_mmr(cosines, vectors, min(size // 4, len(left)), _BALANCE)
+        number = min(self.config.num_candidates // 4, len(left))
+        diverse = ops.greedy_mmr(cosines, vectors, number, _BALANCE)
         nearest = ops.top_k(cosines, min(size, len(cosines)))
         chosen = dict.fromkeys([*diverse.tolist(), *nearest.tolist()])
         return left[list(chosen)[:size]]

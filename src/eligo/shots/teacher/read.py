@@ -24,10 +24,12 @@ from eligo.shots.pool.pool import Pool
 from eligo.shots.pool.sampler import Sampler
 from eligo.shots.teacher.beam_search import Beam
 from eligo.shots.teacher.shards import FORMAT, META, RECORDS, scores_file
-from eligo.shots.teacher.teacher import TeacherResult
+from eligo.shots.teacher.teacher import TeacherResult, is_noise
 
 Labels = Literal["best", "weighted"]
 OnBadLabel = Literal["error", "ignore"]
+NOISE_WEIGHT = 0.1
+"""Of a record whose best list is no better than no examples: which list wins is then noise."""
 _TAUGHT = "what `eligo shots teach` writes: teach again"
 
 
@@ -38,6 +40,8 @@ class LabelledRecords:
     records: list[Record]
     bad_labels: int = 0
     """Labels that were left out."""
+    noise: int = 0
+    """Queries whose best list is no better than no examples; their records weigh less."""
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
@@ -76,17 +80,20 @@ def read_records(
         names = ", ".join(get_args(Objective))
         raise InputError(f"{folder / META}: got objective {chosen!r:.60}, expected one of {names}")
     records: list[Record] = []
+    noise = 0
     for result in read_results(folder, queries):
+        is_bad = is_noise(result.beams[0].value, result.baseline, meta["objective"])
+        share = NOISE_WEIGHT if is_bad else 1.0
+        noise += is_bad
         beams = result.beams if labels == "weighted" else result.beams[:1]
         weights = _weights([beam.value for beam in beams])
         for beam, weight in zip(beams, weights, strict=True):
             picks = [result.candidates[position] for position in beam.picks]
             with reading(f"{folder / RECORDS}: {result.query.id}", _TAUGHT):
                 scores = result.step_scores(beam.picks, chosen)
-            records.append(
-                Record(result.query, picks, result.candidates, step_scores=scores, weight=weight)
-            )
-    return LabelledRecords(records)
+            named = (result.query, picks, result.candidates)
+            records.append(Record(*named, step_scores=scores, weight=share * weight))
+    return LabelledRecords(records, noise=noise)
 
 
 def read_results(folder: Path, queries: Pool) -> Iterator[TeacherResult]:

@@ -4,40 +4,47 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
 from eligo.errors import EligoError, InputError
-from eligo.images import upright_size
 from eligo.io.files import check_folder, clear_unfinished
 from eligo.io.interrupts import stopped_with
 from eligo.io.locks import one_writer
 from eligo.shots.config import TeachConfig
 from eligo.shots.data.query import Query
-from eligo.shots.hosts.load import load_processor
-from eligo.shots.hosts.prompt import Turn, UnscorableError, template_hash, turn_of, write_prompt
+from eligo.shots.hosts.client import check_url
+from eligo.shots.hosts.load import load_context, load_processor
+from eligo.shots.hosts.prompt import UnscorableError, template_hash
+from eligo.shots.hosts.remote import PlainText, RemoteScorer, open_remote
 from eligo.shots.hosts.scorer import HostScorer, PoolingScorer, Request, Scorer
 from eligo.shots.inference.embed import open_embedded
 from eligo.shots.pool.pool import Pool
 from eligo.shots.pool.sampler import Sampler, shuffled
 from eligo.shots.teacher.beam_search import num_calls
+from eligo.shots.teacher.checks import check_answers, check_lengths, check_turns
 from eligo.shots.teacher.shards import (
     DATA,
     FORMAT,
     META,
     PARTS,
     RECORDS,
+    URL,
     check_host,
     check_meta,
+    check_scoring,
     finish,
     is_finished,
+    keep_files,
     mean_difference,
+    num_noise,
+    shard_files,
     write_shard,
 )
 from eligo.shots.teacher.teacher import TeacherResult, teach_query, teach_together
 from eligo.train import ProgressBar, ShardFailure, map_shards
-from eligo.train.check import DataCheck
 
 MakeScorer = Callable[[TeachConfig, Pool, Pool], Scorer]
 
@@ -52,29 +59,36 @@ def teach(config: TeachConfig, make_scorer: MakeScorer | None = None) -> dict[st
 def _teach(config: TeachConfig, folder: Path, make_scorer: MakeScorer) -> dict[str, Any]:
     pool, queries, about = open_embedded(config.data)
     rows = chosen_rows(queries, config)
-    processor = None if config.host.model is None else load_processor(config.host)
+    is_local = config.host.model is not None and config.host.url is None
+    processor = _processor(config)
     if config.check_data and not (config.out / META).exists():
         check_turns(pool, queries, rows, processor)
+        if is_local:
+            check_answers(queries, rows, processor, config.host.instruction)
+            check_lengths(config, pool, queries, rows, processor, load_context(config.host))
     check_meta(folder, _meta(config, pool, queries, about, processor))
     clear_unfinished(folder)
     shards = range(-(-len(rows) // config.shard_size))
     if (folder / RECORDS).exists() and not (folder / PARTS).exists():
         state = "was finished before"
-        return {"records": folder / RECORDS, "state": state, **_difference(folder)}
+        return {"records": folder / RECORDS, "state": state, **_about(folder, config)}
     left = [shard for shard in shards if not is_finished(folder, shard)]
     finished = {shard: len(_of_shard(rows, config, shard)) for shard in set(shards) - set(left)}
     bar = ProgressBar("teach", len(rows), sum(finished.values()))
-    is_local = config.engine == "local"
 
     def on_query(shard: int, done: int) -> None:
         finished[shard] = done
         bar.update(sum(finished.values()))
 
     def on_shard(done: int) -> None:
-        if not is_local:  # queries of other processes are counted by shards
+        if config.engine == "ray":  # queries of other processes are counted by shards
             bar.update(min(len(rows), bar.start + done * config.shard_size))
 
-    factory = partial(_worker, config, make_scorer, on_query if is_local else None)
+    factory = partial(_worker, config, make_scorer, pool, queries, on_query)
+    if config.engine == "ray":  # perhaps on other machines, with other working folders
+        there = config.replace({"out": folder.absolute()})
+        meta = (folder / META).read_bytes()
+        factory = partial(_ray_worker, there, make_scorer, pool, queries, meta)
     message = f"stopped; finished queries are kept in {folder}, the same command continues"
     with stopped_with(lambda: message), bar:
         results = map_shards(
@@ -85,6 +99,7 @@ def _teach(config: TeachConfig, folder: Path, make_scorer: MakeScorer) -> dict[s
             gpus_per_worker=config.gpus_per_worker,
             keep_going=False,
             on_done=on_shard,
+            on_result=partial(keep_files, folder),
         )
     assert not any(isinstance(result, ShardFailure) for result in results)
     taught, skipped, failed = finish(folder, len(shards))
@@ -94,13 +109,22 @@ def _teach(config: TeachConfig, folder: Path, make_scorer: MakeScorer) -> dict[s
             "the same command tries them again"
         )
     counts = {"taught": taught, "skipped": skipped}
-    return {"records": folder / RECORDS, **counts, **_difference(folder)}
+    return {"records": folder / RECORDS, **counts, **_about(folder, config)}
 
 
-def _difference(folder: Path) -> dict[str, float]:
-    """The mean share of examples in which the beams of a query differ, if there are several."""
+def _processor(config: TeachConfig) -> Any:
+    """What writes prompts; None without a host."""
+    if config.host.url is not None:
+        check_url(config.host.url)
+        return PlainText()
+    return None if config.host.model is None else load_processor(config.host)
+
+
+def _about(folder: Path, config: TeachConfig) -> dict[str, Any]:
+    """How many labels are noise, and in which share of examples the beams of a query differ."""
     share = mean_difference(folder)
-    return {} if share is None else {"examples that differ between beams": share}
+    differ = {} if share is None else {"examples that differ between beams": share}
+    return {"no list better than no examples": num_noise(folder, config.objective), **differ}
 
 
 def plan(config: TeachConfig, make_scorer: MakeScorer | None = None) -> dict[str, Any]:
@@ -169,6 +193,10 @@ def chosen_rows(queries: Pool, config: TeachConfig) -> list[int]:
 
 def scorer_for(config: TeachConfig, pool: Pool, queries: Pool) -> Scorer:
     """Return the scorer of the host, or an `OverlapScorer` without one."""
+    if config.host.url is not None:
+        return RemoteScorer(
+            open_remote(config.host), pool, queries, placement=config.host.placement
+        )
     if config.host.model is None:
         from eligo.shots.teacher.overlap import OverlapScorer
 
@@ -184,17 +212,37 @@ def scorer_for(config: TeachConfig, pool: Pool, queries: Pool) -> Scorer:
     )  # fmt: skip
 
 
+def _ray_worker(
+    config: TeachConfig, make_scorer: MakeScorer, pool: Pool, queries: Pool, meta: bytes
+) -> Callable[[int], dict[str, bytes]]:
+    """The same in a process of Ray; without a shared folder it returns what it would write."""
+    path = config.out / META
+    if path.is_file() and path.read_bytes() == meta:
+        return _worker(config, make_scorer, pool, queries)
+    own = TemporaryDirectory(prefix="eligo-")
+    run = _worker(config.replace({"out": Path(own.name)}), make_scorer, pool, queries)
+
+    def run_there(shard: int) -> dict[str, bytes]:
+        run(shard)
+        return shard_files(Path(own.name), shard)
+
+    return run_there
+
+
 def _worker(
     config: TeachConfig,
     make_scorer: MakeScorer,
+    pool: Pool,
+    queries: Pool,
     on_query: Callable[[int, int], None] | None = None,
-) -> Callable[[int], None]:
+) -> Callable[[int], dict[str, bytes]]:
     """Called once in every worker; loads the host."""
-    pool, queries, _ = open_embedded(config.data)
     rows, sampler = chosen_rows(queries, config), Sampler(pool, config.sampler)
     scorer = make_scorer(config, pool, queries)
     if isinstance(scorer, HostScorer):
         check_host(Path(config.out), scorer.reader.model)
+    elif isinstance(scorer, RemoteScorer):
+        check_scoring(Path(config.out), scorer.scoring)
     settings: dict[str, Any] = {
         "shots": config.shots, "beam": config.beam, "objective": config.objective,
         "diversity": config.beam_diversity,
@@ -209,12 +257,13 @@ def _worker(
         except UnscorableError as error:
             return [error]
 
-    def run(shard: int) -> None:
+    def run(shard: int) -> dict[str, bytes]:
         some = [queries.query(row) for row in _of_shard(rows, config, shard)]
         write_shard(
             Path(config.out), shard, some, teach_some, window=_window(config, scorer),
             on_done=None if on_query is None else partial(on_query, shard),
         )  # fmt: skip
+        return {}
 
     return run
 
@@ -231,29 +280,6 @@ def _window(config: TeachConfig, scorer: Scorer) -> int:
     return max(1, scorer.calls_together // calls)
 
 
-def check_turns(pool: Pool, queries: Pool, rows: Sequence[int], processor: Any) -> None:
-    """Check all texts and images of the examples and the chosen queries before the first call."""
-    check = DataCheck()
-    images: dict[str, None] = {}
-    for label, source, used in (("examples", pool, range(len(pool))), ("queries", queries, rows)):
-        turns = check.each(
-            label, [source.ids[row] for row in used], partial(_checked_turn, source, processor)
-        )
-        images |= {turn.image: None for turn in turns if turn.image is not None}
-    check.each("images", list(images), upright_size)
-    check.finish()
-
-
-def _checked_turn(source: Pool, processor: Any, name: str) -> Turn:
-    turn = turn_of(source, name)
-    if processor is not None:
-        try:
-            write_prompt(processor, [turn], turn)
-        except InputError as error:
-            raise InputError(f"example {name!r}: {error}") from None
-    return turn
-
-
 def _meta(
     config: TeachConfig, pool: Pool, queries: Pool, about: dict[str, Any], processor: Any
 ) -> dict[str, Any]:
@@ -267,6 +293,7 @@ def _meta(
         "template": template,
         "instruction": host.instruction,
         "host": host.model,
+        URL: host.url,
         "dtype": host.dtype,
         "objective": config.objective,
         "placement": host.placement,

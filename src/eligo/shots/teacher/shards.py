@@ -2,6 +2,7 @@
 
     meta.json                    all settings; a restart must have the same
     host.json                    one value of every matrix of the host; a restart must have the same
+                                 (for a server: how it scores)
     records.jsonl                a line per query: candidates, beams, location of its scores
     scores-00000.safetensors     of a shard's queries: states, logprob, num_tokens
     parts/00000.jsonl            lines of a finished shard, until all are finished
@@ -15,7 +16,7 @@ window always holds the same queries, so that a restart computes exactly the sam
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +26,23 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eligo.errors import InputError
-from eligo.io.files import GrowingFile, remove_file, remove_folder, write_text
-from eligo.io.reading import json_lines, read_json, reading
+from eligo.io.files import GrowingFile, remove_file, remove_folder, write_bytes, write_text
+from eligo.io.reading import json_lines, read_json, read_object, reading
 from eligo.io.tensors import save_tensors
 from eligo.pretrained.identity import same_weights, sampled_weights
+from eligo.shots.config import Objective
 from eligo.shots.data.query import Query
+from eligo.shots.hosts.client import ServerDownError
 from eligo.shots.hosts.prompt import UnscorableError
 from eligo.shots.teacher.beam_search import beam_difference
-from eligo.shots.teacher.teacher import TeacherResult
+from eligo.shots.teacher.teacher import TeacherResult, is_noise
 
 FORMAT = 1
 META, HOST, RECORDS, PARTS = "meta.json", "host.json", "records.jsonl", "parts"
 DATA = "data"
 """Key in meta.json: the folder of pool and queries. It may differ at a restart: folders move."""
+URL = "url"
+"""Key in meta.json: the address of the host's server, which may differ as well."""
 _NEW_KEYS = {"beam_diversity": 0.0}
 """Keys that folders of older versions do not have, with what they did."""
 SKIPPED, FAILED = "skipped.jsonl", "failed.jsonl"
@@ -140,6 +145,21 @@ def _joined(tables: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.cat(parts) for name, parts in joined.items()}
 
 
+def shard_files(folder: Path, shard: int) -> dict[str, bytes]:
+    """Return the files of a finished shard by name, for a machine with a folder of its own."""
+    part = _part(folder, shard)
+    paths = [folder / HOST, folder / scores_file(shard), part]  # the part last, as in writing
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths if path.exists()}
+
+
+def keep_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write the files of another machine, unless the folder is shared and has them."""
+    for name, content in files.items():
+        path = folder / name
+        if not path.exists() or path.read_bytes() != content:
+            write_bytes(path, content)
+
+
 def is_finished(folder: Path, shard: int) -> bool:
     """Whether a shard is finished and none of its queries failed."""
     part = _part(folder, shard)
@@ -173,6 +193,12 @@ def mean_difference(folder: Path) -> float | None:
     return sum(known) / len(known) if known else None
 
 
+def num_noise(folder: Path, objective: Objective) -> int:
+    """Return the number of taught queries whose best list is no better than no examples."""
+    lines = [line for line in _read(folder / RECORDS) if line["beams"]]
+    return sum(is_noise(line["beams"][0]["value"], line["baseline"], objective) for line in lines)
+
+
 def check_meta(folder: Path, meta: dict[str, Any]) -> None:
     """Write meta.json, or refuse other settings than those in it."""
     path = folder / META
@@ -184,7 +210,7 @@ def check_meta(folder: Path, meta: dict[str, Any]) -> None:
         raise InputError(f"{path}: got {written!r:.60}, expected an object; choose another --out")
     for key, value in meta.items():
         before = written.get(key, _NEW_KEYS.get(key))
-        if key != DATA and before != value:
+        if key not in (DATA, URL) and before != value:
             raise InputError(
                 f"{folder}: was started with {key} {before!r}, got {value!r}; choose another "
                 "--out, or restart with the same settings"
@@ -204,6 +230,20 @@ def check_host(folder: Path, model: Any) -> None:
         raise InputError(
             f"{folder}: was started with a host of this name with other weights; choose another "
             "--out, or give the same host"
+        )
+
+
+def check_scoring(folder: Path, scoring: str) -> None:
+    """Write how a server scores to host.json, or refuse another way: scores would not compare."""
+    path = folder / HOST
+    if not path.exists():
+        write_text(path, json.dumps({"scoring": scoring}) + "\n")
+        return
+    before = read_object(path, "`eligo shots teach`").get("scoring")
+    if before != scoring:
+        raise InputError(
+            f"{folder}: was started with a server that scores by {before}, this one scores by "
+            f"{scoring}; choose another --out, or use the same server"
         )
 
 
@@ -227,8 +267,8 @@ def _taught(queries: Sequence[Query], teach: Teach) -> list[TeacherResult | dict
 def _tried(queries: Sequence[Query], teach: Teach) -> Sequence[TeacherResult | Exception]:
     try:
         return teach(queries)
-    except InputError:
-        raise  # a mistake in the data or the settings: all queries would fail
+    except (InputError, ServerDownError):
+        raise  # a mistake in the data or the settings, or no server: all queries would fail
     except Exception as error:
         return [error] * len(queries)
 

@@ -37,6 +37,17 @@ def step_score(
     return list_value(after, objective) - list_value(before, objective)
 
 
+def is_noise(best: float, baseline: float, objective: Objective) -> bool:
+    """Whether the value of the best list is no better than that of no examples.
+
+    `baseline`: mean log-probability without examples.
+
+    >>> is_noise(-1.0, -0.5, "logprob"), is_noise(0.7, -0.5, "gain")
+    (True, False)
+    """
+    return best <= float(list_value(torch.tensor(baseline), objective))
+
+
 @dataclass(frozen=True, eq=False)
 class TeacherResult:
     """The best lists of examples for a query, and everything that was scored."""

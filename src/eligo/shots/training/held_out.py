@@ -2,8 +2,8 @@
 
 A pick is worth the teacher's score of it, at every step after the teacher's own picks before it
 (without scores: 1 if it is the teacher's pick). Nearest neighbours and MMR choose among the same
-candidates; those of the sampler `nearest` contain what both would take from the whole pool. MMR's
-balance is the best on the training records.
+candidates; those of the samplers `nearest` and `nearest_random` contain what both would take from
+the whole pool. MMR's balance is the best on the training records.
 
 These queries also chose the best step, so the comparison favours the trained selector: if it is no
 better here, it is unlikely to be better elsewhere. "Better" means that the paired 95 % interval of

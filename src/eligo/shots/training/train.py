@@ -34,6 +34,7 @@ from eligo.shots.pool.pool import Pool
 from eligo.shots.pool.sampler import Sampler, shuffled
 from eligo.shots.selector import INNER, PoolSelector
 from eligo.shots.teacher.read import (
+    NOISE_WEIGHT,
     LabelledRecords,
     Labels,
     read_legacy_records,
@@ -119,6 +120,14 @@ def selector_task(config: ShotsTrainConfig, data: TrainingData) -> PointerTask:
     """Build the task; its config has the sizes, steps and monitor that follow from the records."""
     if data.labelled.bad_labels:
         logger.info("%d bad labels were left out", data.labelled.bad_labels)
+    if data.labelled.noise:
+        logger.info(
+            "%d of %d queries have no list that is better than no examples; their records weigh "
+            "%s instead of 1",
+            data.labelled.noise,
+            len({record.query.id for record in data.labelled.records}),
+            NOISE_WEIGHT,
+        )
     records = _draw_queries(data.labelled.records, config.data.num_anchors, config.train.seed)
     train = config.train
     # `predict` picks `shot_num` by default, so not more than the records teach.

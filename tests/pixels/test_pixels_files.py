@@ -19,6 +19,7 @@ from eligo.pixels.config import (
     TextConfig,
     WordsTextConfig,
 )
+from eligo.pixels.data.batch import Batch
 from eligo.pixels.data.classes import NYU_40, SUN_37, read_classes
 from eligo.pixels.data.file_source import FileSource
 from eligo.pixels.data.pictures import (
@@ -102,7 +103,44 @@ def test_standard_class_names():
     assert SUN_37[-1] == "bag"
 
 
+def test_images_in_memory_are_those_of_the_files(folders: dict[str, Path]):
+    config = config_of(folders, "nyu")
+    kept = source(config.replace({"in_memory": True}), mirror=False)
+    read = source(config, mirror=False)
+    for words in ("predicted", "none", "shuffled"):
+        for one, other in zip(
+            kept.images("test", words, 3), read.images("test", words, 3), strict=True
+        ):
+            assert_same_batch(one, other)
+    first, second = (next(kept.batches(4, 0, step, 0, 1)) for step in (0, 3))
+    stream = kept.batches(4, 0, 0, 0, 1)
+    assert_same_batch(next(stream), first)
+    next(stream), next(stream)
+    assert_same_batch(next(stream), second)  # a function of the step
+    parts = [next(kept.batches(4, 0, 3, rank, 2)) for rank in (0, 1)]
+    assert torch.equal(torch.cat([part.labels for part in parts]), second.labels)
+
+
+def assert_same_batch(one: Batch, other: Batch) -> None:
+    for name in ("rgb", "labels", "depth", "depth_mask"):
+        torch.testing.assert_close(getattr(one, name), getattr(other, name))
+    assert (one.text is None) == (other.text is None)
+    if one.text is not None and other.text is not None:
+        torch.testing.assert_close(one.text.embeddings, other.text.embeddings)
+        assert torch.equal(one.text.mask, other.text.mask)
+
+
 # ------------------------------------------------------------------ splits and words
+
+
+def test_neighbours_are_held_out_together(folders: dict[str, Path]):
+    config = config_of(folders, "nyu").replace({"validation_block": 3, "validation_share": 0.3})
+    held = sorted(record.id for record in read_records(config, "validation"))
+    every = sorted(held + [record.id for record in read_records(config, "train")])
+    assert len(every) == len(set(every)) == 10
+    assert held in [every[first : first + 3] for first in range(0, 10, 3)]
+    with pytest.raises(InputError, match="10 images in 1 blocks of 10"):
+        read_records(config.replace({"validation_block": 10}), "train")
 
 
 def test_validation_is_a_seeded_share_of_train_and_never_test(folders: dict[str, Path]):

@@ -427,6 +427,12 @@ class FilesConfig(Config):
     """Share of the training images held out to choose the checkpoint."""
     validation_seed: Seed = 0
     """Seed of the choice of these images."""
+    validation_block: int = Field(default=1, ge=1)
+    """Neighbouring images, in the order of their ids, that are held out together: successive frames
+    show the same room."""
+    in_memory: bool = False
+    """Decode all images once and keep them on the device, which is also where they are augmented;
+    all must have one size."""
     num_workers: int | None = Field(default=None, ge=0)
     """Worker processes that read images; none: as many as the cores allow."""
 
@@ -536,6 +542,9 @@ class PixelsTrainConfig(SegmenterConfig):
     word_dropout: float = Field(default=0.0, ge=0, le=1)
     """Share of the others that lose some words (each word with a probability drawn per image), so
     that the model does not treat unnamed classes as absent."""
+    text_shuffle: float = Field(default=0.0, ge=0, le=1)
+    """Share of training images that get the words of another image of the batch, so that wrong
+    words do less harm."""
     depth_dropout: float = Field(default=0.0, ge=0, le=1)
     """Share of training images that lose their depth, so that the model also works without it."""
     gate_start: float | None = Field(default=None, gt=0)
@@ -594,7 +603,7 @@ class PixelsTrainConfig(SegmenterConfig):
         """Settings of words and depth that do not reach the network; see also `counted_steps`."""
         unused = {}
         if not self.guided:
-            keys = ("text_dropout", "word_dropout", "gate_start", "gate_rate")
+            keys = ("text_dropout", "word_dropout", "text_shuffle", "gate_start", "gate_rate")
             unused |= dict.fromkeys(keys, "no words reach the network")
         if self.text.source == "none":
             names = ("use_cosine", "learnable_temp", "logit_init")

@@ -96,6 +96,46 @@ def inside(
     return (row >= top) & (row < bottom) & (column >= left) & (column < right)
 
 
+def augment_batch(batch: Batch, config: AugmentConfig) -> Batch:
+    """Mirror, scale and crop every image of a batch, on its device, with torch's generator."""
+    batch = mirror_some(batch) if config.mirror else batch
+    height, width = batch.labels.shape[1:]
+    size = config.crop or (height, width)
+    if not config.scales and size == (height, width):
+        return batch
+    count, device = len(batch.labels), batch.labels.device
+    scales = torch.tensor(config.scales or (1.0,), device=device)
+    scale = scales[torch.randint(len(scales), (count,), device=device)]
+    axes = []
+    for have, wanted in ((width, size[1]), (height, size[0])):
+        room = scale * have - wanted  # negative: the image is centred in its padding
+        shift = torch.where(room > 0, torch.rand(count, device=device) * room, room / 2).round()
+        pixel = (torch.arange(wanted, device=device) + 0.5 + shift[:, None]) / scale[:, None]
+        axes.append(2 * pixel / have - 1)  # edges of the image are -1 and 1
+    x, y = axes
+    grid = torch.stack(
+        (x[:, None].expand(-1, size[0], -1), y[:, :, None].expand(-1, -1, size[1])), -1
+    )
+
+    within = (grid.abs() <= 1).all(-1)[:, None]
+
+    def sampled(values: Tensor, mode: str) -> Tensor:
+        found = F.grid_sample(
+            values.float(), grid, mode, padding_mode="border", align_corners=False
+        )
+        return torch.where(within, found, 0.0)
+
+    labels = sampled(batch.labels[:, None], "nearest").to(torch.uint8)
+    depth, mask = batch.depth, batch.depth_mask
+    return replace(
+        batch,
+        rgb=sampled(batch.rgb, "bilinear"),
+        labels=labels.masked_fill(~within, IGNORED)[:, 0],
+        depth=None if depth is None else sampled(depth, "nearest"),
+        depth_mask=None if mask is None else sampled(mask, "nearest") > 0,
+    )
+
+
 def mirror_some(batch: Batch) -> Batch:
     """Mirror half of a batch, on its device, with torch's generator."""
     chosen = torch.rand(batch.rgb.shape[0], device=batch.rgb.device) < 0.5

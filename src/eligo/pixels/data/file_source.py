@@ -11,7 +11,7 @@ from torch.utils.data import default_collate
 from eligo.errors import InputError
 from eligo.images import warn_shared_images
 from eligo.pixels.config import IGNORED, AugmentConfig, FilesDataConfig, InputsConfig, TextConfig
-from eligo.pixels.data.augment import Prepared, augment, inside
+from eligo.pixels.data.augment import Prepared, augment, augment_batch, inside
 from eligo.pixels.data.batch import Batch, ImageSource
 from eligo.pixels.data.pictures import (
     Photo,
@@ -29,7 +29,7 @@ from eligo.pixels.text.batch import Provenance
 from eligo.pixels.text.encoders import TextEncoder
 from eligo.pixels.text.table import PhraseTable, words_of
 from eligo.train.check import DataCheck
-from eligo.train.data import epoch_batches, ordered_batches
+from eligo.train.data import epoch_batches, epoch_rows, ordered_batches
 
 _log = logging.getLogger("eligo.pixels")
 
@@ -145,6 +145,7 @@ class FileSource(ImageSource):
         self.augmentation, self.device = augmentation, device
         self.classes = class_names(config)
         self._splits: dict[Split, Images] = {}
+        self._decoded: dict[Split, list[Tensor]] = {}
 
     @property
     def provenances(self) -> tuple[Provenance, ...]:
@@ -172,10 +173,13 @@ class FileSource(ImageSource):
                     f"(the first is {images.records[0].label}); expected 1 to {len(self.classes)}"
                 )
             sizes = sorted({size for _, size in checked})
-            if split == "train" and len(sizes) > 1 and self.augmentation.crop is None:
+            if len(sizes) == 1 or (split == "validation" and not self.config.in_memory):
+                continue
+            if self.config.in_memory or self.augmentation.crop is None:
+                way = "leave out data.in_memory" if self.config.in_memory else "give augment.crop"
                 check.add(
-                    f"train images: got {len(sizes)} sizes, such as {sizes[0]} and {sizes[-1]} "
-                    "pixels, expected one size for all; give augment.crop"
+                    f"{split} images: got {len(sizes)} sizes, such as {sizes[0]} and {sizes[-1]} "
+                    f"pixels, expected one size for all; {way}"
                 )
 
     def batches(
@@ -188,14 +192,23 @@ class FileSource(ImageSource):
             first = normalise_depth(images.read(0).depth, self.inputs)
             flags = ("--inputs.depth", "--inputs.depth_scale")
             check_depth_range(first, path, self.inputs, flags)
-        stacked = epoch_batches(
-            AugmentedImages(images, self.augmentation), batch_size, seed, start_step, rank,
-            world_size, num_workers=self.config.num_workers, collate=_stack,
-            pin_memory=self.device.type == "cuda",
-        )  # fmt: skip
         provenance = self.config.words_are if self.text.source != "labels" else "predicted"
+        if self.config.in_memory:
+            share = slice(rank * batch_size // world_size, (rank + 1) * batch_size // world_size)
+            steps = epoch_rows(len(images), batch_size, seed, start_step, self.device)
+            stacked = (self._rows("train", rows[share]) for _, rows in steps)
+        else:
+            stacked = epoch_batches(
+                AugmentedImages(images, self.augmentation), batch_size, seed, start_step, rank,
+                world_size, num_workers=self.config.num_workers, collate=_stack,
+                pin_memory=self.device.type == "cuda",
+            )  # fmt: skip
         for parts in stacked:
             yield self._batch(images, parts, provenance)
+
+    def augmented(self, batch: Batch) -> Batch:
+        """Augment images in memory; others were augmented when they were read."""
+        return augment_batch(batch, self.augmentation) if self.config.in_memory else batch
 
     def images(self, split: Split, provenance: Provenance, batch_size: int) -> Iterator[Batch]:
         """Yield every image of a split once; successive ones of one size share a batch."""
@@ -203,6 +216,10 @@ class FileSource(ImageSource):
         if provenance == "shuffled" and len(images) == 1:
             return  # there is no other image
         shift = max(1, len(images) // 2) if provenance == "shuffled" else 0
+        if self.config.in_memory:
+            for rows in torch.arange(len(images), device=self.device).split(batch_size):
+                yield self._batch(images, self._rows(split, rows, shift), provenance)
+            return
         whole = _WholeImages(images, shift)
         waiting: list[Prepared] = []
         for image in ordered_batches(whole, None, num_workers=self.config.num_workers):
@@ -240,6 +257,22 @@ class FileSource(ImageSource):
             return
         paths = ([record.image for record in part] for part in (training, records))
         warn_shared_images(*paths, names=("training", split))
+
+    def _rows(self, split: Split, rows: Tensor, shift: int = 0) -> list[Tensor]:
+        """Return images in memory as `_stack` does; with `shift`, as `_WholeImages`."""
+        word_ids = self._images(split).word_ids.to(self.device)
+        pixels, stored, labels, frames = (part[rows] for part in self.decoded(split))
+        return [pixels, stored, labels, word_ids[(rows + shift) % len(word_ids)], frames]
+
+    def decoded(self, split: Split) -> list[Tensor]:
+        """Return all images of a split on the device: bytes, depth, labels and frames."""
+        if split not in self._decoded:
+            images = _WholeImages(self._images(split))
+            read = list(ordered_batches(images, None, num_workers=self.config.num_workers))
+            pixels, stored, labels, _, frames = _stack(read)
+            parts = (pixels, stored, labels, frames)
+            self._decoded[split] = [part.to(self.device) for part in parts]
+        return self._decoded[split]
 
     def _batch(self, images: Images, parts: list[Tensor], provenance: Provenance) -> Batch:
         moved = (part.to(self.device, non_blocking=True) for part in parts)

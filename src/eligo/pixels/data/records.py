@@ -44,13 +44,15 @@ class Record:
 _Texts = Annotated[tuple[Words, ...], Field(strict=False)]  # from a list
 
 
-class _WordsRow(JsonRow):
+class WordsRow(JsonRow):
+    """The words of an image."""
+
     id: Annotated[str, Field(min_length=1)]
     tags: _Texts | None = None
     captions: _Texts | None = None
 
 
-class _ImageRow(_WordsRow, extra="forbid"):
+class _ImageRow(WordsRow, extra="forbid"):
     image: str
     depth: str | None = None
     label: str | None = None
@@ -92,15 +94,18 @@ def read_records(
 
 def _share(config: FilesConfig, source: Path, records: list[Record], split: Split) -> list[Record]:
     """The training or validation part; it does not depend on the order of the file."""
-    ordered = sorted(records, key=lambda record: record.id)
-    count = max(1, round(config.validation_share * len(ordered)))
-    if count >= len(ordered):
+    ordered = sorted(record.id for record in records)
+    size = config.validation_block
+    blocks = [ordered[first : first + size] for first in range(0, len(ordered), size)]
+    count = max(1, round(config.validation_share * len(blocks)))
+    if count >= len(blocks):
+        parts = "" if size == 1 else f" in {len(blocks)} blocks of {size}"
         raise InputError(
-            f"{source}: got {len(ordered)} images, too few to keep {config.validation_share:.0%} "
-            "of them for validation"
+            f"{source}: got {len(ordered)} images{parts}, too few to keep "
+            f"{config.validation_share:.0%} of them for validation"
         )
-    order = np.random.default_rng(mix(config.validation_seed)).permutation(len(ordered))
-    chosen = {ordered[index].id for index in order[:count]}
+    order = np.random.default_rng(mix(config.validation_seed)).permutation(len(blocks))
+    chosen = {name for index in order[:count] for name in blocks[index]}
     return [record for record in records if (record.id in chosen) == (split == "validation")]
 
 
@@ -133,9 +138,9 @@ def _read_jsonl(source: Path) -> Iterator[Record]:
 def _with_words(
     config: FilesConfig, source: Path, records: list[Record], kinds: tuple[Kind, ...]
 ) -> list[Record]:
-    rows: dict[str, _WordsRow] = {}
+    rows: dict[str, WordsRow] = {}
     if config.words is not None:
-        rows = {row.id: row for _, row in read_json_lines(config.words, _WordsRow, unique="id")}
+        rows = {row.id: row for _, row in read_json_lines(config.words, WordsRow, unique="id")}
         records = [
             replace(record, tags=row.tags, captions=row.captions)
             if (row := rows.get(record.id))

@@ -99,9 +99,11 @@ class PixelsTask(SourcedTask[ImageSource]):
         return next(self.model.parameters()).device
 
     def step(self, batch: Batch, progress: Progress) -> StepOutput:  # noqa: ARG002
-        """Return the loss, after dropout of all words, of single words and of depth."""
+        """Return the loss, after exchange and dropout of words and dropout of depth."""
         batch = self.source.augmented(batch)
         text, mask = batch.text, batch.depth_mask
+        if text is not None and self.config.text_shuffle:
+            text = text.swapped(_chosen(batch.rgb, self.config.text_shuffle))
         if text is not None and self.config.text_dropout:
             text = text.without(_chosen(batch.rgb, self.config.text_dropout))
         if text is not None and self.config.word_dropout:

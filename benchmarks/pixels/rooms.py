@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import torch
 from jaxtyping import Bool, Int
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from benchmarks.pixels.rooms_data import CLASSES, Tags, data_changes, prepare
@@ -92,6 +92,13 @@ class RoomsConfig(Config):
     """Stored units of depth per metre; 25.5: ten metres in 8 bits."""
     resamples: int = Field(default=2000, ge=10)
     """Resamples of the bootstrap."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "RoomsConfig":
+        for name in (*self.only, *(arm.against for arm in self.arms.values())):
+            if name is not None and name not in self.arms:
+                raise ValueError(f"got {name!r}, expected one of {', '.join(self.arms)}")
+        return self
 
 
 def run(
@@ -186,8 +193,9 @@ class RoomsStudy:
         return f"{list(self.config.arms).index(arm)}_{seed}"
 
     def missing(self) -> list[tuple[str, int]]:
-        """Return the trainings without a result, all arms of one seed after the other."""
+        """Return the trainings without a result: large networks first, then seed by seed."""
         runs = [(arm, seed) for seed in self.config.seeds for arm in self.arms]
+        runs.sort(key=lambda run: self.arms[run[0]].size == "small")
         return [run for run in runs if self.result(*run) is None]
 
     def result(self, arm: str, seed: int) -> Any:

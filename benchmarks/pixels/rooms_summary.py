@@ -79,6 +79,8 @@ def summarise(
             row["ahead of"] = {"arm": other, **drawn.interval(key, (other, own[other]))}
         if "other" in runs[0]:
             row["tested with"] = {words: drawn.means[arm, words] for words in runs[0]}
+            if other is not None and other in found:
+                row["tagger's ahead"] = drawn.interval((arm, "tagger"), (other, own[other]))
             row["other less none"] = drawn.interval((arm, "other"), (arm, "none"))
         rows.append(row)
     return {"arms": rows, "targets": _targets({row["arm"]: row for row in rows})}
@@ -96,6 +98,10 @@ def _targets(rows: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
             met = lead["points"] >= limit and lead["low"] > 0
             text = f"{arm} against {lead['arm']}: {_shown(lead)}"
             targets.append({"met": met, "text": f"{text} (at least {limit:g}, interval above 0)"})
+    lead = rows.get("both, true", {}).get("tagger's ahead")
+    if lead is not None:
+        text = f"both, true, tested with the tagger's tags, against both, none: {_shown(lead)}"
+        targets.append({"met": lead["low"] > 0, "text": f"{text} (interval above 0)"})
     for arm, row in rows.items():
         harm = row.get("other less none")
         if harm is not None and row["words"] == "true" and "ahead of" in row:

@@ -225,8 +225,9 @@ def test_a_word_table_from_a_sentence_encoder(tmp_path: Path):
         '{"id": "a", "tags": ["night_stand", "lamp"], "captions": ["a lamp on a table"]}\n'
         '{"id": "b", "tags": ["lamp"]}\n'
     )
-    names, sentences = read_words(tmp_path / "words.jsonl")
-    assert (names, sentences) == (["night stand", "lamp"], ["a lamp on a table"])
+    (tmp_path / "classes.txt").write_text("lamp\nnight stand\nbed\n")
+    names, sentences = read_words([tmp_path / "words.jsonl", tmp_path / "classes.txt"])
+    assert (names, sentences) == (["night stand", "lamp", "bed"], ["a lamp on a table"])
     table = make_word_table(str(tmp_path / "minilm"), names, sentences)
     save_file(table, tmp_path / "words.safetensors")
     encoder = TableEncoder(TableTextConfig(file=tmp_path / "words.safetensors"))
@@ -242,5 +243,6 @@ def test_a_word_table_from_a_sentence_encoder(tmp_path: Path):
 
 def test_a_file_without_words_is_refused(tmp_path: Path):
     (tmp_path / "words.jsonl").write_text('{"id": "a"}\n')
-    with pytest.raises(InputError, match="holds no words"):
-        read_words(tmp_path / "words.jsonl")
+    for files in ([tmp_path / "words.jsonl"], []):
+        with pytest.raises(InputError, match="got no words in"):
+            read_words(files)

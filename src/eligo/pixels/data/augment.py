@@ -49,19 +49,26 @@ def augment(image: Prepared, config: AugmentConfig) -> Prepared:
 
 
 def scaled(image: Prepared, scale: float) -> Prepared:
+    """Resize by a factor, as `resized` does."""
+    height, width = (max(1, round(side * scale)) for side in image.rgb.shape[-2:])
+    return resized(image, (height, width))
+
+
+def resized(image: Prepared, size: tuple[int, int], *, antialias: bool = False) -> Prepared:
     """Resize: colours bilinearly, depth and labels with nearest neighbours."""
-    size = [max(1, round(side * scale)) for side in image.rgb.shape[-2:]]
-    if size == list(image.rgb.shape[-2:]):
+    if size == tuple(image.rgb.shape[-2:]):
         return image
 
-    def resized(x: Tensor, name: str) -> Tensor:
+    def resize(x: Tensor, name: str) -> Tensor:
         if name == "rgb":
-            return F.interpolate(x[None], size=size, mode="bilinear", align_corners=False)[0]
+            return F.interpolate(
+                x[None], size=size, mode="bilinear", align_corners=False, antialias=antialias
+            )[0]
         channels = x.reshape(1, 1, *x.shape[-2:])
         nearest = F.interpolate(channels, size=size, mode="nearest-exact")
         return nearest.view(*x.shape[:-2], *size)
 
-    return image.map(resized)
+    return image.map(resize)
 
 
 def _crop(image: Prepared, size: tuple[int, int]) -> Prepared:

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from eligo.config.problems import did_you_mean
 from eligo.errors import InputError
-from eligo.io.json_lines import JsonRow, Words, read_json_lines
+from eligo.io.json_lines import JsonRow, TextOrNumber, Words, read_json_lines
 from eligo.io.reading import numbered_lines
 from eligo.pixels.config import (
     FilesConfig,
@@ -39,6 +39,10 @@ class Record:
     label: Path | None = None
     tags: Strings = None
     captions: Strings = None
+    group: str | None = None
+    """A sequence of similar images; all of it is for training, or all for validation."""
+    depth_scale: float | None = None
+    """Stored units of depth per metre; None: those of the config."""
 
 
 _Texts = Annotated[tuple[Words, ...], Field(strict=False)]  # from a list
@@ -56,6 +60,8 @@ class _ImageRow(WordsRow, extra="forbid"):
     image: str
     depth: str | None = None
     label: str | None = None
+    group: TextOrNumber | None = None
+    depth_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     dense_caption: object = None
 
 
@@ -71,11 +77,15 @@ def read_records(
 ) -> list[Record]:
     """The images of a split; if `words` are given, every image must have one of these kinds.
 
-    Validation images are a seeded share of the training file, and are left out of training.
+    Validation images have a file of their own, or are a seeded share of the training file, and are
+    then left out of training.
     """
     stored = "test" if split == "test" else "train"
+    has_file = isinstance(config, JsonlDataConfig) and config.validation is not None
     if isinstance(config, JsonlDataConfig):
         source = config.train if stored == "train" else config.test
+        if split == "validation" and config.validation is not None:
+            source = config.validation
         if source is None:
             raise InputError("data.test: not given; name the JSON lines of the test images")
         records = list(_read_jsonl(source))
@@ -87,19 +97,23 @@ def read_records(
         raise InputError(f"{source}: lists no image")
     if words:
         records = _with_words(config, source, records, words)
-    if stored == "test":
+    if stored == "test" or has_file:
         return records
     return _share(config, source, records, split)
 
 
 def _share(config: FilesConfig, source: Path, records: list[Record], split: Split) -> list[Record]:
     """The training or validation part; it does not depend on the order of the file."""
-    ordered = sorted(record.id for record in records)
-    size = config.validation_block
-    blocks = [ordered[first : first + size] for first in range(0, len(ordered), size)]
+    ordered = sorted(records, key=lambda record: record.id)
+    groups: dict[tuple[str, str | int], list[str]] = {}
+    for place, record in enumerate(ordered):
+        name = ("block", place // config.validation_block)
+        name = name if record.group is None else ("group", record.group)
+        groups.setdefault(name, []).append(record.id)
+    blocks = list(groups.values())
     count = max(1, round(config.validation_share * len(blocks)))
     if count >= len(blocks):
-        parts = "" if size == 1 else f" in {len(blocks)} blocks of {size}"
+        parts = "" if len(blocks) == len(ordered) else f" in {len(blocks)} groups"
         raise InputError(
             f"{source}: got {len(ordered)} images{parts}, too few to keep "
             f"{config.validation_share:.0%} of them for validation"
@@ -132,7 +146,9 @@ def _read_jsonl(source: Path) -> Iterator[Record]:
     for _, row in read_json_lines(source, _ImageRow, unique="id"):
         files = (row.depth, row.label)
         depth, label = (None if file is None else source.parent / file for file in files)
-        yield Record(row.id, source.parent / row.image, depth, label, row.tags, row.captions)
+        image = source.parent / row.image
+        words = (row.tags, row.captions)
+        yield Record(row.id, image, depth, label, *words, row.group, row.depth_scale)
 
 
 def _with_words(

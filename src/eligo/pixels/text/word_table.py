@@ -19,21 +19,26 @@ from eligo.pixels.text.encoders import TEMPLATES, readable, with_article
 from eligo.pretrained.encoders import load_encoder
 
 
-def read_words(path: Path) -> tuple[list[str], list[str]]:
-    """Return the names and the sentences of a file.
+def read_words(files: Sequence[Path]) -> tuple[list[str], list[str]]:
+    """Return the names and the sentences of some files, each once.
 
     JSON lines hold tags and captions; a file of any other kind holds one name per line.
     """
     names: dict[str, None] = {}
     sentences: dict[str, None] = {}
-    if path.suffix == ".jsonl":
-        for _, row in read_json_lines(path, WordsRow):
-            names |= dict.fromkeys(map(readable, row.tags or ()))
-            sentences |= dict.fromkeys(map(readable, row.captions or ()))
-    else:
-        names = dict.fromkeys(readable(line) for _, line in numbered_lines(path))
+    for path in files:
+        if path.suffix == ".jsonl":
+            for _, row in read_json_lines(path, WordsRow):
+                names |= dict.fromkeys(map(readable, row.tags or ()))
+                sentences |= dict.fromkeys(map(readable, row.captions or ()))
+        else:
+            names |= dict.fromkeys(readable(line) for _, line in numbered_lines(path))
     if not names and not sentences:
-        raise InputError(f"{path}: holds no words; expected a name per line, or tags or captions")
+        where = ", ".join(map(str, files)) or "no file"
+        raise InputError(
+            f"got no words in {where}; expected a file with a name per line, or .jsonl with tags "
+            "or captions"
+        )
     return list(names), list(sentences)
 
 

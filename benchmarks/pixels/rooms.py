@@ -172,6 +172,7 @@ class RoomsStudy:
             **data_changes(data, None if arm.words in ("none", "labels") else arm.words),
             "text_dim": self.text_dim, "text.encoder.file": data / "words.safetensors",
             "inputs.depth_scale": self.config.depth_scale, "data.num_workers": 0,
+            "data.validation_share": 0.15, "data.validation_block": 10,
             "train.total_steps": steps, "train.evaluate_every": max(1, steps // 6),
             "train.checkpoint_every": steps, "train.keep_checkpoints": 1,
             "train.check_data": False,

@@ -666,8 +666,8 @@ class PixelsTrainConfig(SegmenterConfig):
         if isinstance(self.data, ScenesDataConfig):
             return self.tiny()
         changes = {
-            "data.validation_share": 1e-9, "data.in_memory": False,  # one image or block
-            "epochs": None, "compile": False,
+            "data.validation_share": 1e-9, "data.validation_block": 1,  # one image
+            "data.in_memory": False, "epochs": None, "compile": False,
             "train.batch_size": min(SMOKE_BATCH, self.train.batch_size),
             "train.gradient_accumulation": 1,
         }  # fmt: skip

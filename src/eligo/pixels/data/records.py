@@ -116,7 +116,8 @@ def _share(config: FilesConfig, source: Path, records: list[Record], split: Spli
         parts = "" if len(blocks) == len(ordered) else f" in {len(blocks)} groups"
         raise InputError(
             f"{source}: got {len(ordered)} images{parts}, too few to keep "
-            f"{config.validation_share:.0%} of them for validation"
+            f"{config.validation_share:.0%} of them for validation; give more, smaller groups "
+            "(data.validation_block), or data.validation"
         )
     order = np.random.default_rng(mix(config.validation_seed)).permutation(len(blocks))
     chosen = {name for index in order[:count] for name in blocks[index]}

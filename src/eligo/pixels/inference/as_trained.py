@@ -34,5 +34,6 @@ files count classes from 1, label.png from 0'
     parts.append(f"words: {trained['words']}")
     if origin := _ORIGINS.get(trained["words_are"]):
         parts[-1] += f" {origin}"
-    labels = f"; its label files count classes from {first}, label.png from 0" if first else ""
+    labels = "" if first is None else f"; its label files count classes from {first}"
+    labels += ", label.png from 0" if first else ""
     return f"trained on {', '.join(parts)}{labels}"

@@ -123,7 +123,8 @@ def stored_config(folder: Path) -> SegmenterConfig:
     wanted = {key: value for key, value in tree.items() if key in SegmenterConfig.model_fields}
     config = load_config(SegmenterConfig, wanted)
     words = config.text.encoder
-    if isinstance(words, TableTextConfig) and words.file == Path(_TABLE):
+    is_beside = (folder / _TABLE).is_file()  # else a training's own file of that name
+    if isinstance(words, TableTextConfig) and words.file == Path(_TABLE) and is_beside:
         config = config.replace({_TABLE_KEY: folder / _TABLE})
     return config
 

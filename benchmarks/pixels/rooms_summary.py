@@ -27,6 +27,7 @@ class Bootstrap:
         frames, runs = len(next(iter(first[0].values()))), len(first)
         random = np.random.default_rng(0)
         times = random.multinomial(frames, np.full(frames, 1 / frames), size=resamples)
+        times = times.astype(np.float32)
         weights = random.multinomial(runs, np.full(runs, 1 / runs), size=resamples) / runs
         self.means: dict[Key, float] = {}
         self.drawn: dict[Key, np.ndarray] = {}
@@ -34,7 +35,7 @@ class Bootstrap:
             for words in by_run[0]:
                 counts = [run[words] for run in by_run]
                 self.means[arm, words] = float(np.mean([mean_iou(c.sum(0)) for c in counts]))
-                ious = [mean_iou(np.einsum("rf,fkc->rkc", times, c)) for c in map(_floats, counts)]
+                ious = [mean_iou(_drawn_sums(times, part)) for part in counts]
                 self.drawn[arm, words] = (np.stack(ious, 1) * weights).sum(1)
 
     def interval(self, key: Key, than: Key | None = None) -> dict[str, Any]:
@@ -46,8 +47,10 @@ class Bootstrap:
         return {"points": mean, "low": float(low), "high": float(high)}
 
 
-def _floats(counts: np.ndarray) -> np.ndarray:
-    return counts.astype(np.float32)
+def _drawn_sums(times: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Sums of the counts of drawn frames, (resamples, 3, classes)."""
+    flat = counts.reshape(len(counts), -1).astype(np.float32)
+    return (times @ flat).reshape(len(times), *counts.shape[1:])
 
 
 def mean_iou(counts: np.ndarray) -> Any:

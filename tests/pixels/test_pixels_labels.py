@@ -8,8 +8,19 @@ import pytest
 import torch
 from PIL import Image
 
+from eligo.cli import main
 from eligo.config import load_config
 from eligo.errors import ConfigError, InputError
+from eligo.pixels import (
+    PRESETS,
+    SIZES,
+    PixelsModel,
+    PixelsTrainConfig,
+    Segmenter,
+    SegmenterConfig,
+    predict,
+    train_model,
+)
 from eligo.pixels.config import AugmentConfig, InputsConfig, JsonlDataConfig, TextConfig
 from eligo.pixels.data.file_source import FileSource
 from eligo.pixels.data.pictures import (
@@ -189,3 +200,39 @@ def test_units_of_depth_and_size_of_single_images(tmp_path: Path, in_memory: boo
     two_metres = torch.full((4, 1, 32, 64), (0.2 - 0.48) / 0.28)
     torch.testing.assert_close(batch.depth, two_metres)
     assert batch.labels.unique().tolist() == [0, 1]
+
+
+def test_a_model_keeps_and_says_how_it_was_trained(tmp_path: Path, capsys):
+    data = data_config(tmp_path).replace({"words_are": "oracle"})
+    config = load_config(
+        PixelsTrainConfig, "pixels/rooms",
+        {"num_classes": 2, "text.source": "none", "data": data.model_dump(),
+         "inputs.depth_scale": 1.0, "inputs.size": None, "augment.scales": (), "augment.crop": None,
+         "train.out": tmp_path, "train.name": "mine", "encoder.depths": (1, 1, 1, 1)},
+    )  # fmt: skip
+    assert train_model(config.smoke()).ended == "total_steps"
+    stored = Segmenter.from_pretrained(tmp_path / "mine" / "model").config
+    assert (stored.image_size, stored.label_offset) == (SIZE, 0)
+    image, depth = (tmp_path / f"train_0{end}" for end in (".png", "_depth.npy"))
+    words = ["--image", image, "--depth", depth, "--model", tmp_path / "mine"]
+    assert main(["pixels", "predict", *map(str, words), "--out", str(tmp_path / "out")]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "trained on 40 x 48 pixels, depth metric with 1 units per metre" in printed
+    assert "label files count classes from 0" in printed
+    trained = json.loads((tmp_path / "out" / "result.json").read_text())["trained"]
+    assert trained == {
+        "image_size": [40, 48], "depth": "metric", "depth_scale": 1.0, "words": "none",
+        "words_are": None, "label_offset": 0,
+    }  # fmt: skip
+
+
+def test_a_size_travels_with_the_model(tmp_path: Path, photo):
+    inputs = {"inputs.size": (32, 64), "inputs.depth": "none"}
+    config = SegmenterConfig(num_classes=3).replace(SIZES["small"] | PRESETS[0] | inputs)
+    seen = []
+    model = PixelsModel(config).eval()
+    model.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape))
+    model.encoder.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape))
+    found = predict(photo.path, model=Segmenter(config, model))
+    assert found.labels.shape == SIZE
+    assert {tuple(shape[-2:]) for shape in seen} == {(32, 64)}

@@ -10,6 +10,7 @@ from pretrained_models import sentence_transformer
 from safetensors.torch import save_file
 from torch.nn import functional as F
 
+from eligo.cli import main
 from eligo.config import load_config
 from eligo.errors import ConfigError, InputError
 from eligo.pixels.config import (
@@ -239,6 +240,13 @@ def test_a_word_table_from_a_sentence_encoder(tmp_path: Path):
     torch.testing.assert_close(found[0], F.normalize(mean, dim=-1))
     plain = F.normalize(model.texts(["a lamp on a table"]), dim=-1)[0]
     torch.testing.assert_close(found[1], plain)
+    command = ["pixels", "words", tmp_path / "words.jsonl", "--encoder", tmp_path / "minilm"]
+    command += ["--out", tmp_path / "made.safetensors", "--device", "cpu"]
+    assert main([str(word) for word in command]) == 0
+    made = TableEncoder(TableTextConfig(file=tmp_path / "made.safetensors"))
+    torch.testing.assert_close(made.encode(["night_stand", "a lamp on a table"]), found)
+    with pytest.raises(InputError, match=r"has no vector for 'sofa'.*eligo pixels words"):
+        made.encode(["sofa"])
 
 
 def test_a_file_without_words_is_refused(tmp_path: Path):

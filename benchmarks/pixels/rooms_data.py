@@ -31,9 +31,50 @@ _LEAST = 0.001  # share of a frame's pixels that a class needs to be a tag
 
 
 def prepare(root: Path, out: Path, vision: str, text: str, device: torch.device) -> dict[str, Any]:
-    """Write all files to a folder, once; return how good the tagger is, and the width of a word."""
-    key = {"root": str(root.resolve()), "vision": vision, "text": text}
-    return kept_json(out / "made.json", key, lambda: _write(root, out, vision, text, device))
+    """Write all files to a folder; return how good the tagger is, and the width of a word.
+
+    What needs the encoders (made.json, words.safetensors, tags_tagger.jsonl) is made once, and may
+    be copied to a machine without them.
+    """
+    frames = {split: _frames(root, split) for split in SPLITS}
+    for split, found in frames.items():
+        _write_lines(out / f"{split}.jsonl", found)
+    write_text(out / "classes.txt", "".join(f"{name}\n" for name in CLASSES))
+    train, test = (_shown(found) for found in frames.values())
+    every = [frame for found in frames.values() for frame in found]
+    others = torch.cat([shown.roll(-(len(shown) // 2), 0) for shown in (train, test)])
+    _write_tags(out, "true", every, torch.cat((train, test)))
+    _write_tags(out, "other", every, others)
+
+    def encode() -> dict[str, Any]:
+        table = make_word_table(text, CLASSES, device=device)
+        save_tensors(out / "words.safetensors", table)
+        features = frame_features(vision, [Path(frame["image"]) for frame in every], device)
+        found = tag_frames(features[: len(train)], features[len(train) :], train)
+        _write_tags(out, "tagger", every, torch.cat((found.train, found.test)))
+        tagger = {
+            "threshold": found.threshold,
+            "train": precision_recall(found.train, train),
+            "test": precision_recall(found.test, test),
+            "another frame's": precision_recall(others, torch.cat((train, test))),
+        }
+        return {"text_dim": len(table[CLASSES[0]]), "tagger": tagger}
+
+    key = {"vision": vision, "text": text, "frames": [len(train), len(test)]}
+    return kept_json(out / "made.json", key, encode)
+
+
+def _write_tags(
+    out: Path,
+    name: Tags,
+    frames: Sequence[Mapping[str, str]],
+    shown: Bool[Tensor, "frames classes"],
+) -> None:
+    rows = [
+        {"id": frame["id"], "tags": [CLASSES[number] for number in row.nonzero()[:, 0].tolist()]}
+        for frame, row in zip(frames, shown, strict=True)
+    ]
+    _write_lines(out / f"tags_{name}.jsonl", rows)
 
 
 def data_changes(folder: Path, tags: Tags | None) -> dict[str, Any]:
@@ -44,42 +85,6 @@ def data_changes(folder: Path, tags: Tags | None) -> dict[str, Any]:
         changes["data.words"] = folder / f"tags_{tags}.jsonl"
         changes["data.words_are"] = "oracle" if tags == "true" else "predicted"
     return changes
-
-
-def _write(root: Path, out: Path, vision: str, text: str, device: torch.device) -> dict[str, Any]:
-    frames = {split: _frames(root, split) for split in SPLITS}
-    for split, found in frames.items():
-        _write_lines(out / f"{split}.jsonl", found)
-    write_text(out / "classes.txt", "".join(f"{name}\n" for name in CLASSES))
-    table = make_word_table(text, CLASSES, device=device)
-    save_tensors(out / "words.safetensors", table)
-    train, test = (_shown(found) for found in frames.values())
-    every = [frame for split in SPLITS for frame in frames[split]]
-    features = frame_features(vision, [Path(frame["image"]) for frame in every], device)
-    found = tag_frames(features[: len(train)], features[len(train) :], train)
-    others = torch.cat([shown.roll(-(len(shown) // 2), 0) for shown in (train, test)])
-    tags: dict[Tags, Tensor] = {
-        "true": torch.cat((train, test)),
-        "tagger": torch.cat((found.train, found.test)),
-        "other": others,
-    }
-    for name, shown in tags.items():
-        rows = [
-            {
-                "id": frame["id"],
-                "tags": [CLASSES[number] for number in row.nonzero()[:, 0].tolist()],
-            }
-            for frame, row in zip(every, shown, strict=True)
-        ]
-        _write_lines(out / f"tags_{name}.jsonl", rows)
-    tagger = {
-        "threshold": found.threshold,
-        "train": precision_recall(found.train, train),
-        "test": precision_recall(found.test, test),
-        "tags of a frame": float(tags["true"].float().sum(1).mean()),
-        "another frame's": precision_recall(others, tags["true"]),
-    }
-    return {"text_dim": len(table[CLASSES[0]]), "tagger": tagger}
 
 
 def precision_recall(

@@ -8,6 +8,7 @@ as good as those that it will get; frames of `test` by a tagger of all of `train
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def frame_features(
     found = []
     for first in range(0, len(frames), _BATCH):
         images = [open_image(path) for path in frames[first : first + _BATCH]]
-        width = round(height * images[0].width / images[0].height / patch) * patch
+        width = ceil(height * images[0].width / images[0].height / patch) * patch
         pixels = torch.stack([read_photo(image.resize((width, height))).pixels for image in images])
         states = model(
             normalise_rgb(pixels.to(device)), interpolate_pos_encoding=True

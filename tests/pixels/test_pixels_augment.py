@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from eligo.config import load_config
 from eligo.errors import ConfigError
 from eligo.pixels.config import AugmentConfig
-from eligo.pixels.data.augment import Prepared, augment, inside, mirror_some, scaled
+from eligo.pixels.data.augment import Prepared, augment, augment_batch, inside, mirror_some, scaled
 from eligo.pixels.data.batch import Batch
 
 
@@ -110,3 +110,40 @@ def test_batches_are_mirrored_per_image():
 def test_invalid_settings_are_refused(changes: dict, message: str):
     with pytest.raises(ConfigError, match=message):
         load_config(AugmentConfig, changes)
+
+
+def columns_batch(count: int = 16, height: int = 40, width: int = 50) -> Batch:
+    """Colours, depth and labels hold the column; depth is unknown at the left edge."""
+    columns = torch.arange(width).expand(count, height, width)
+    z = columns[:, None].float()
+    return Batch(z.expand(-1, 3, -1, -1), columns.to(torch.uint8), z, z > 4)
+
+
+@pytest.mark.parametrize("crop", [(36, 64), (32, 32), None])
+def test_a_batch_on_the_device_is_cropped_like_single_images(crop: tuple[int, int] | None):
+    config = AugmentConfig(crop=crop)
+    found = augment_batch(columns_batch(), config)
+    height, width = crop or (40, 50)
+    assert found.labels.shape == (16, height, width)
+    assert found.depth is not None
+    assert found.depth_mask is not None
+    known = found.labels != 255
+    assert known.sum((1, 2)).unique().tolist() == [min(height, 40) * min(width, 50)]
+    labels = found.labels[known].float()
+    torch.testing.assert_close(found.rgb[:, 0][known], labels)
+    torch.testing.assert_close(found.depth[:, 0][known], labels)
+    assert torch.equal(found.depth_mask[:, 0][known], labels > 4)
+    assert not found.rgb[:, 0][~known].any()
+    assert not found.depth_mask[:, 0][~known].any()
+    assert len(found.labels[:, 0, width // 2].unique()) > 1
+
+
+def test_a_batch_on_the_device_is_scaled_image_by_image():
+    torch.manual_seed(0)
+    config = AugmentConfig(mirror=False, scales=(0.5, 2.0), crop=(40, 50))
+    found = augment_batch(columns_batch(), config)
+    shares = (found.labels != 255).float().mean((1, 2))
+    assert sorted(shares.unique().tolist()) == pytest.approx([0.25, 1.0])
+    known = found.labels != 255
+    difference = found.rgb[:, 0][known] - found.labels[known].float()
+    assert difference.abs().max() <= 0.5 + 1e-4

@@ -19,9 +19,11 @@ from eligo.pixels.config import (
     TextConfig,
     WordsTextConfig,
 )
+from eligo.pixels.data.batch import Batch
 from eligo.pixels.data.classes import NYU_40, SUN_37, read_classes
 from eligo.pixels.data.file_source import FileSource
 from eligo.pixels.data.pictures import (
+    LabelNumbers,
     Photo,
     check_label_range,
     decode_depth,
@@ -102,7 +104,44 @@ def test_standard_class_names():
     assert SUN_37[-1] == "bag"
 
 
+def test_images_in_memory_are_those_of_the_files(folders: dict[str, Path]):
+    config = config_of(folders, "nyu")
+    kept = source(config.replace({"in_memory": True}), mirror=False)
+    read = source(config, mirror=False)
+    for words in ("predicted", "none", "shuffled"):
+        for one, other in zip(
+            kept.images("test", words, 3), read.images("test", words, 3), strict=True
+        ):
+            assert_same_batch(one, other)
+    first, second = (next(kept.batches(4, 0, step, 0, 1)) for step in (0, 3))
+    stream = kept.batches(4, 0, 0, 0, 1)
+    assert_same_batch(next(stream), first)
+    next(stream), next(stream)
+    assert_same_batch(next(stream), second)  # a function of the step
+    parts = [next(kept.batches(4, 0, 3, rank, 2)) for rank in (0, 1)]
+    assert torch.equal(torch.cat([part.labels for part in parts]), second.labels)
+
+
+def assert_same_batch(one: Batch, other: Batch) -> None:
+    for name in ("rgb", "labels", "depth", "depth_mask"):
+        torch.testing.assert_close(getattr(one, name), getattr(other, name))
+    assert (one.text is None) == (other.text is None)
+    if one.text is not None and other.text is not None:
+        torch.testing.assert_close(one.text.embeddings, other.text.embeddings)
+        assert torch.equal(one.text.mask, other.text.mask)
+
+
 # ------------------------------------------------------------------ splits and words
+
+
+def test_neighbours_are_held_out_together(folders: dict[str, Path]):
+    config = config_of(folders, "nyu").replace({"validation_block": 3, "validation_share": 0.3})
+    held = sorted(record.id for record in read_records(config, "validation"))
+    every = sorted(held + [record.id for record in read_records(config, "train")])
+    assert len(every) == len(set(every)) == 10
+    assert held in [every[first : first + 3] for first in range(0, 10, 3)]
+    with pytest.raises(InputError, match="10 images in 1 groups"):
+        read_records(config.replace({"validation_block": 10}), "train")
 
 
 def test_validation_is_a_seeded_share_of_train_and_never_test(folders: dict[str, Path]):
@@ -278,7 +317,7 @@ def test_depth_and_labels_are_turned_with_the_image(tmp_path: Path, orientation:
         upright = np.array(ImageOps.exif_transpose(stored))[..., 0]
     assert (photo.pixels[0].numpy() == upright).all()
     for name in ("stored", "own"):
-        label = read_label(tmp_path / f"{name}.png", 200, photo)
+        label = read_label(tmp_path / f"{name}.png", LabelNumbers(200), photo)
         assert (label.numpy() + 1 == upright).all()
     inputs = InputsConfig(depth="png8")
     expected = torch.from_numpy((upright.astype(np.float32) / 255 - 0.48) / 0.28)
@@ -287,7 +326,9 @@ def test_depth_and_labels_are_turned_with_the_image(tmp_path: Path, orientation:
         torch.testing.assert_close(z[0], expected)
     if orientation >= 5 and size[0] != size[1]:  # the size shows that it is already upright
         Image.fromarray(upright).save(tmp_path / "upright.png")
-        assert (read_label(tmp_path / "upright.png", 200, photo).numpy() + 1 == upright).all()
+        assert (
+            read_label(tmp_path / "upright.png", LabelNumbers(200), photo).numpy() + 1 == upright
+        ).all()
 
 
 def test_labels_of_a_reduced_image_are_reduced(tmp_path: Path, monkeypatch, caplog):
@@ -299,7 +340,7 @@ def test_labels_of_a_reduced_image_are_reduced(tmp_path: Path, monkeypatch, capl
     photo = read_photo(tmp_path / "image.png")
     assert photo.pixels.shape[1:] == (40, 54)
     assert "reduced from 120 x 161 to 40 x 54 pixels" in caplog.text
-    labels = read_label(tmp_path / "label.png", 2, photo)
+    labels = read_label(tmp_path / "label.png", LabelNumbers(2), photo)
     assert (labels.bool() == (photo.pixels[0] > 127)).all()
 
 
@@ -314,10 +355,10 @@ def _image(path: Path, value: int = 1, size: tuple[int, ...] = (40, 48)) -> Path
 def test_invalid_image_files_are_refused(tmp_path: Path):
     image = _image(tmp_path / "image.png", size=(40, 48, 3))
     like = read_photo(image)
-    assert (read_label(_image(tmp_path / "0.png", 0), 3, like) == 255).all()
-    assert (read_label(_image(tmp_path / "3.png", 3), 3, like) == 2).all()
-    with pytest.raises(InputError, match=r"4\.png: got label 4, expected 1 to 3, .* 0 for"):
-        read_label(_image(tmp_path / "4.png", 4), 3, like)
+    assert (read_label(_image(tmp_path / "0.png", 0), LabelNumbers(3), like) == 255).all()
+    assert (read_label(_image(tmp_path / "3.png", 3), LabelNumbers(3), like) == 2).all()
+    with pytest.raises(InputError, match=r"4\.png: got label 4, expected 1 to 3 .* 0 for"):
+        read_label(_image(tmp_path / "4.png", 4), LabelNumbers(3), like)
     with pytest.raises(InputError, match=r"small\.png: got 31 x 48"):
         read_photo(_image(tmp_path / "small.png", size=(31, 48, 3)))
     with pytest.raises(InputError, match=r"40 x 47 pixels, but .*image.png has 40 x 48"):
@@ -326,9 +367,9 @@ def test_invalid_image_files_are_refused(tmp_path: Path):
     with pytest.raises(InputError, match=r"torn\.png: cannot be read"):
         read_photo(tmp_path / "torn.png")
     with pytest.raises(InputError, match=r"no\.png: there is no such image"):
-        read_label(tmp_path / "no.png", 3, like)
-    with pytest.raises(InputError, match=r"expected \(height, width\)"):
-        read_label(image, 3, like)
+        read_label(tmp_path / "no.png", LabelNumbers(3), like)
+    with pytest.raises(InputError, match=r"got colours as labels, expected a whole number"):
+        read_label(image, LabelNumbers(3), like)
     deep = tmp_path / "deep.png"
     Image.fromarray(np.full((40, 48), 999, dtype=np.uint16)).save(deep)
     with pytest.raises(InputError, match="8 bits"):
@@ -402,10 +443,10 @@ def test_labels_from_0_are_logged(tmp_path: Path, caplog):
         values[5:] = highest
         paths.append(tmp_path / f"{number}.png")
         Image.fromarray(values).save(paths[-1])
-    check_label_range(paths, 2)
+    check_label_range(paths, LabelNumbers(2))
     assert not caplog.records
-    check_label_range(paths, 3)
+    check_label_range(paths, LabelNumbers(3))
     assert "go from 0 to 2, and none holds 3, the last of 3 classes" in caplog.text
     photo = read_photo(_image(tmp_path / "image.png", size=(40, 48, 3)))
-    with pytest.raises(InputError, match=r"got label 255, expected 1 to 3.*add 1 to all labels"):
-        read_label(_image(tmp_path / "255.png", 255), 3, photo)
+    with pytest.raises(InputError, match=r"got label 255, expected 1 to 3.*--data.label_offset 0"):
+        read_label(_image(tmp_path / "255.png", 255), LabelNumbers(3), photo)

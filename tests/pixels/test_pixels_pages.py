@@ -8,11 +8,14 @@ import torch
 from PIL import Image
 from pixel_cases import official_encoder, official_model
 from pixel_files import exported
+from pretrained_models import sentence_transformer
+from safetensors.torch import save_file
 from test_pixels_as_trained import clip
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection
 
 from eligo.config import load_config
-from eligo.pixels import PixelsTrainConfig
+from eligo.pixels import PixelsTrainConfig, make_word_table
+from eligo.pixels.text.word_table import read_words
 from eligo.pretrained.load import SHIPPED
 from shell_blocks import name_of, pages, run_lines, to_run, write_configs
 
@@ -30,7 +33,10 @@ SHORTER = {
     for size, dims in DIMS.items()
 } | {
     "pixels train": SCENES,
-    "pixels train mine": f"{FILES} --augment.crop 32 32",
+    "pixels train mine": f"{FILES} --text_dim 16 --inputs.size 32 48 --augment.crop 32 48",
+    "pixels train mine.yaml --smoke": "--text_dim 16 --inputs.size 32 48 --augment.crop 32 48",
+    "pixels train large": f"{FILES} --augment.crop 32 32",
+    "pixels train rooms": f"{FILES} --text_dim 16 --inputs.size 32 48 --augment.crop 32 48",
     "pixels train nyu_s --train.init_from": f"{FILES} --augment.crop 32 32",
     "pixels train nyu_s --data.root rooms": f"{FILES} {NARROW} {DIMS['s']}",
     "pixels evaluate": "--data my_config.yaml",
@@ -60,6 +66,12 @@ def files(tmp_path_factory) -> Path:
         Image.open(folder / "mine/images/test_000000.png").save(folder / f"rgb.{suffix}")
     (folder / "my_config.yaml").write_text("extends: pixels/scenes\ndata: {test_images: 2}\n")
     save_clip(folder / "openai" / "clip-vit-base-patch16")
+    sentence_transformer(folder / "sentence-transformers", nested=False)
+    encoder = folder / "sentence-transformers" / "minilm"
+    encoder.rename(encoder.with_name("all-MiniLM-L6-v2"))
+    (folder / "ENCODER").symlink_to(encoder.with_name("all-MiniLM-L6-v2"))
+    names, _ = read_words([folder / "mine" / "classes.txt", folder / "mine" / "train.jsonl"])
+    save_file(make_word_table(str(folder / "ENCODER"), names), folder / "words.safetensors")
     config = load_config(PixelsTrainConfig, "pixels/nyu_s")
     encoder = official_encoder(config.encoder) | {"head.weight": torch.ones(3)}
     torch.save(encoder, folder / "DFormerv2_Small_pretrained.pth")

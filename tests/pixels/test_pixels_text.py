@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from pixel_cases import some_text
+from pretrained_models import sentence_transformer
 from safetensors.torch import save_file
 from torch.nn import functional as F
 
+from eligo.cli import main
 from eligo.config import load_config
 from eligo.errors import ConfigError, InputError
 from eligo.pixels.config import (
@@ -25,6 +28,8 @@ from eligo.pixels.text.encoders import (
     with_article,
 )
 from eligo.pixels.text.table import PhraseTable, words_of
+from eligo.pixels.text.word_table import make_word_table, read_words
+from eligo.pretrained.encoders import load_encoder
 
 CLASSES = ("wall", "night_stand")
 TAGS = [f"tag{n}" for n in range(9)]
@@ -205,3 +210,47 @@ def test_phrase_table_stores_each_phrase_once():
     assert text.provenance == "oracle"
     torch.testing.assert_close(text.embeddings[0, :2], encoder.encode(["red ball", "wall"]))
     assert len(table.ids([phrases[0]] * 5)) == 3  # cut to the number of slots
+
+
+def test_words_of_the_previous_image():
+    text = some_text(5, 3, 0)
+    found = text.swapped(torch.tensor([True, False, True]))
+    assert found.mask.sum(1).tolist() == [0, 3, 3]
+    torch.testing.assert_close(found.embeddings[2], text.embeddings[1])
+    torch.testing.assert_close(found.embeddings[1], text.embeddings[1])
+
+
+def test_a_word_table_from_a_sentence_encoder(tmp_path: Path):
+    sentence_transformer(tmp_path, nested=False)
+    (tmp_path / "words.jsonl").write_text(
+        '{"id": "a", "tags": ["night_stand", "lamp"], "captions": ["a lamp on a table"]}\n'
+        '{"id": "b", "tags": ["lamp"]}\n'
+    )
+    (tmp_path / "classes.txt").write_text("lamp\nnight stand\nbed\n")
+    names, sentences = read_words([tmp_path / "words.jsonl", tmp_path / "classes.txt"])
+    assert (names, sentences) == (["night stand", "lamp", "bed"], ["a lamp on a table"])
+    table = make_word_table(str(tmp_path / "minilm"), names, sentences)
+    save_file(table, tmp_path / "words.safetensors")
+    encoder = TableEncoder(TableTextConfig(file=tmp_path / "words.safetensors"))
+    found = encoder.encode(["night_stand", "a lamp on a table"])
+    torch.testing.assert_close(found.norm(dim=-1), torch.ones(2))
+    model = load_encoder("encoder", str(tmp_path / "minilm"))
+    prompts = [template.format("a night stand") for template in TEMPLATES]
+    mean = F.normalize(model.texts(prompts), dim=-1).mean(0)
+    torch.testing.assert_close(found[0], F.normalize(mean, dim=-1))
+    plain = F.normalize(model.texts(["a lamp on a table"]), dim=-1)[0]
+    torch.testing.assert_close(found[1], plain)
+    command = ["pixels", "words", tmp_path / "words.jsonl", "--encoder", tmp_path / "minilm"]
+    command += ["--out", tmp_path / "made.safetensors", "--device", "cpu"]
+    assert main([str(word) for word in command]) == 0
+    made = TableEncoder(TableTextConfig(file=tmp_path / "made.safetensors"))
+    torch.testing.assert_close(made.encode(["night_stand", "a lamp on a table"]), found)
+    with pytest.raises(InputError, match=r"has no vector for 'sofa'.*eligo pixels words"):
+        made.encode(["sofa"])
+
+
+def test_a_file_without_words_is_refused(tmp_path: Path):
+    (tmp_path / "words.jsonl").write_text('{"id": "a"}\n')
+    for files in ([tmp_path / "words.jsonl"], []):
+        with pytest.raises(InputError, match="got no words in"):
+            read_words(files)

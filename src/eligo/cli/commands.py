@@ -51,6 +51,7 @@ _HELP = {
     "tokens sweep": "accuracy against cost, over methods, plans and budgets",
     "tokens bench": "measure the speed of a pruned model, next to the full one",
     "tokens export": "export stage 1 as a module of its own, for serving engines",
+    "pixels words": "make a table of word vectors from any text encoder",
     "pixels train": "train a model to segment indoor images, guided by words",
     "pixels predict": "segment an image and show which word guided which pixel",
     "pixels evaluate": "mean IoU and more, one row per kind of words",

@@ -19,5 +19,6 @@ from .model.model import PixelsOutput as PixelsOutput
 from .model.official import from_official as from_official
 from .model.official import to_official as to_official
 from .text.batch import TextBatch as TextBatch
+from .text.word_table import make_word_table as make_word_table
 from .training.task import segmentation_loss as segmentation_loss
 from .training.task import train_model as train_model

@@ -343,11 +343,24 @@ class InputsConfig(Config):
     """png8: 8 bits, 0 is a value; metric: metres times depth_scale, 0 is unknown; sun16: 16 bits as
     SUN RGB-D stores millimetres; none: the network gets no depth."""
     depth_scale: float = Field(default=1000.0, gt=0)
-    """Stored units per metre, for metric depth."""
+    """Stored units per metre, for metric depth; JSON lines may give another one for an image."""
+    resize_depth: bool = False
+    """Resize depth of another size than its image, with nearest neighbours. It must show exactly
+    what the image shows."""
+    size: tuple[int, int] | None = None
+    """Height and width that every image is scaled to, with its depth and labels; none: its own."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "InputsConfig":
+        if self.size is not None and min(self.size) < MIN_SIZE:
+            raise ValueError(f"size: got {self.size}, expected at least {MIN_SIZE} x {MIN_SIZE}")
+        return self
 
     def without_effect(self) -> dict[str, str]:
-        """The scale of other kinds of depth."""
-        return {} if self.depth == "metric" else {"depth_scale": f"inputs.depth is {self.depth}"}
+        """The scale of other kinds of depth, and everything without depth."""
+        reason = f"inputs.depth is {self.depth}"
+        unused = {} if self.depth == "metric" else {"depth_scale": reason}
+        return unused | ({"resize_depth": reason} if self.depth == "none" else {})
 
 
 class AugmentConfig(Config):
@@ -415,8 +428,12 @@ class ScenesDataConfig(Config):
 
 
 class FilesConfig(Config):
-    """Images on disk. Label files hold classes 1..K; 0 is ignored."""
+    """Images on disk."""
 
+    label_offset: int = Field(default=1, ge=0)
+    """Number of the first class in the label files; the others follow in order."""
+    ignore_index: int | None = 0
+    """Number of pixels without a label in the label files; none: every pixel has one."""
     words: Path | None = None
     """JSON lines with id, tags and captions of every image; joined by exact id."""
     words_are: Literal["predicted", "oracle"] = "predicted"
@@ -427,8 +444,23 @@ class FilesConfig(Config):
     """Share of the training images held out to choose the checkpoint."""
     validation_seed: Seed = 0
     """Seed of the choice of these images."""
+    validation_block: int = Field(default=1, ge=1)
+    """Neighbouring images, in the order of their ids, that are held out together: successive frames
+    show the same room."""
+    in_memory: bool = False
+    """Decode all images once and keep them on the device, which is also where they are augmented;
+    all must have one size."""
     num_workers: int | None = Field(default=None, ge=0)
     """Worker processes that read images; none: as many as the cores allow."""
+
+    @model_validator(mode="after")
+    def _check_labels(self) -> "FilesConfig":
+        if self.ignore_index == self.label_offset:
+            raise ValueError(
+                f"ignore_index: got {self.ignore_index}, which is the first class (label_offset); "
+                "expected another number, such as 255, or none"
+            )
+        return self
 
 
 class RoomsDataConfig(FilesConfig):
@@ -455,16 +487,24 @@ class SunDataConfig(RoomsDataConfig):
 
 
 class JsonlDataConfig(FilesConfig):
-    """Your own images: JSON lines with id, image, depth, label, tags, captions."""
+    """Your own images: JSON lines with id, image, depth, label, tags, captions, and perhaps group
+    (a sequence, which validation images are not torn from) and depth_scale."""
 
     kind: Literal["jsonl"] = "jsonl"
     """Kind of data."""
     train: Path
     """JSON lines of the training images; paths are relative to this file."""
+    validation: Path | None = None
+    """JSON lines of the validation images; none: a share of the training images."""
     test: Path | None = None
     """JSON lines of the test images."""
     classes: Path
     """A text file with one class name per line."""
+
+    def without_effect(self) -> dict[str, str]:
+        """The choice of validation images, if they have a file."""
+        keys = ("validation_share", "validation_seed", "validation_block")
+        return dict.fromkeys(keys, "data.validation is given") if self.validation else {}
 
 
 FilesDataConfig = NyuDataConfig | SunDataConfig | JsonlDataConfig
@@ -483,6 +523,10 @@ class SegmenterConfig(PixelsConfig):
     """Names of the classes, in order; filled in by training."""
     image_size: tuple[int, int] | None = None
     """Height and width of the training images, if all have one size; filled in by training."""
+    label_offset: int | None = None
+    """Number of the first class in the label files of the training; filled in by training."""
+    words_are: Literal["predicted", "oracle"] | None = None
+    """Where the words of the training came from (data.words_are); filled in by training."""
     text: TextConfig = TextConfig()
     """Words of an image, and the text encoder."""
     text_probe: tuple[float, ...] | None = None
@@ -536,6 +580,9 @@ class PixelsTrainConfig(SegmenterConfig):
     word_dropout: float = Field(default=0.0, ge=0, le=1)
     """Share of the others that lose some words (each word with a probability drawn per image), so
     that the model does not treat unnamed classes as absent."""
+    text_shuffle: float = Field(default=0.0, ge=0, le=1)
+    """Share of training images that get the words of another image of the batch, so that wrong
+    words do less harm."""
     depth_dropout: float = Field(default=0.0, ge=0, le=1)
     """Share of training images that lose their depth, so that the model also works without it."""
     gate_start: float | None = Field(default=None, gt=0)
@@ -588,13 +635,15 @@ class PixelsTrainConfig(SegmenterConfig):
             )
         if self.augment.scales or self.augment.crop:
             raise ValueError("augment: scenes are only mirrored; expected no scales and no crop")
+        if self.inputs.size is not None:
+            raise ValueError("inputs.size: scenes have data.scenes.height and width; expected none")
         return self
 
     def without_effect(self) -> dict[str, str]:
         """Settings of words and depth that do not reach the network; see also `counted_steps`."""
         unused = {}
         if not self.guided:
-            keys = ("text_dropout", "word_dropout", "gate_start", "gate_rate")
+            keys = ("text_dropout", "word_dropout", "text_shuffle", "gate_start", "gate_rate")
             unused |= dict.fromkeys(keys, "no words reach the network")
         if self.text.source == "none":
             names = ("use_cosine", "learnable_temp", "logit_init")
@@ -617,7 +666,8 @@ class PixelsTrainConfig(SegmenterConfig):
         if isinstance(self.data, ScenesDataConfig):
             return self.tiny()
         changes = {
-            "data.validation_share": 1e-9, "epochs": None, "compile": False,  # one image
+            "data.validation_share": 1e-9, "data.validation_block": 1,  # one image
+            "data.in_memory": False, "epochs": None, "compile": False,
             "train.batch_size": min(SMOKE_BATCH, self.train.batch_size),
             "train.gradient_accumulation": 1,
         }  # fmt: skip
@@ -638,7 +688,7 @@ class PixelsTrainConfig(SegmenterConfig):
                 "text": {"source": source, "max_tags": 14,
                          "encoder": {"kind": "words", "dim": 16}},
                 "data": data.model_dump(), "epochs": None,
-                "inputs.depth": "metric", "inputs.depth_scale": 1000.0,
+                "inputs.depth": "metric", "inputs.depth_scale": 1000.0, "inputs.size": None,
                 "augment.scales": (), "augment.crop": None,
                 "train.total_steps": 4, "train.batch_size": 4, "train.evaluate_every": 2,
                 "train.checkpoint_every": 4, "train.log_every": 1, "train.precision": "no",

@@ -17,6 +17,7 @@ def run(
     model: Path | None = None,
     depth_format: Literal["png8", "metric", "sun16"] | None = None,
     depth_scale: Positive | None = None,
+    resize_depth: bool = False,
     size: tuple[Side, Side] | None = None,
     preset: Index | None = None,
     sam: SamCheck = NO_FLAGS,
@@ -40,6 +41,7 @@ def run(
             is for generated rooms only; for photos, use `eligo pixels convert` or train.
         depth_format: How depth is stored, if not as in the training of the model.
         depth_scale: Stored units per metre, if not as in the training of the model (1: metres).
+        resize_depth: Resize depth of another size, which must show exactly what the image shows.
         size: Height and width to scale the image to; labels keep the size of the image. Objects
             should be about as large as in training: 96 128 for the model that comes with eligo.
         preset: Require a model that compares pixels and words as this preset does.
@@ -49,10 +51,12 @@ def run(
     """
     segmenter = open_segmenter(model, device, sam, preset)
     from eligo.io.reading import read_json
+    from eligo.pixels.inference.as_trained import describe
     from eligo.pixels.inference.folders import frame_files
     from eligo.pixels.inference.predict import RESULT, predict
 
-    stored = {"depth": depth_format, "depth_scale": depth_scale}
+    stored = {"depth": depth_format, "depth_scale": depth_scale,
+              "resize_depth": resize_depth or None}  # fmt: skip
     given = {key: value for key, value in stored.items() if value is not None}
     inputs = segmenter.config.inputs.replace(given)
 
@@ -75,5 +79,6 @@ def run(
         print_result(result, json=True)
         return
     print_result({name: result[name] for name in ("classes", "words") if result[name]}, json=False)
+    print_text(f"model: {describe(result['trained'])}")
     for file in result["files"]:
         print_text(f"written: {file}")

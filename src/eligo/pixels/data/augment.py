@@ -49,19 +49,26 @@ def augment(image: Prepared, config: AugmentConfig) -> Prepared:
 
 
 def scaled(image: Prepared, scale: float) -> Prepared:
+    """Resize by a factor, as `resized` does."""
+    height, width = (max(1, round(side * scale)) for side in image.rgb.shape[-2:])
+    return resized(image, (height, width))
+
+
+def resized(image: Prepared, size: tuple[int, int], *, antialias: bool = False) -> Prepared:
     """Resize: colours bilinearly, depth and labels with nearest neighbours."""
-    size = [max(1, round(side * scale)) for side in image.rgb.shape[-2:]]
-    if size == list(image.rgb.shape[-2:]):
+    if size == tuple(image.rgb.shape[-2:]):
         return image
 
-    def resized(x: Tensor, name: str) -> Tensor:
+    def resize(x: Tensor, name: str) -> Tensor:
         if name == "rgb":
-            return F.interpolate(x[None], size=size, mode="bilinear", align_corners=False)[0]
+            return F.interpolate(
+                x[None], size=size, mode="bilinear", align_corners=False, antialias=antialias
+            )[0]
         channels = x.reshape(1, 1, *x.shape[-2:])
         nearest = F.interpolate(channels, size=size, mode="nearest-exact")
         return nearest.view(*x.shape[:-2], *size)
 
-    return image.map(resized)
+    return image.map(resize)
 
 
 def _crop(image: Prepared, size: tuple[int, int]) -> Prepared:
@@ -94,6 +101,46 @@ def inside(
     row = torch.arange(height, device=frames.device).view(-1, 1)
     column = torch.arange(width, device=frames.device)
     return (row >= top) & (row < bottom) & (column >= left) & (column < right)
+
+
+def augment_batch(batch: Batch, config: AugmentConfig) -> Batch:
+    """Mirror, scale and crop every image of a batch, on its device, with torch's generator."""
+    batch = mirror_some(batch) if config.mirror else batch
+    height, width = batch.labels.shape[1:]
+    size = config.crop or (height, width)
+    if not config.scales and size == (height, width):
+        return batch
+    count, device = len(batch.labels), batch.labels.device
+    scales = torch.tensor(config.scales or (1.0,), device=device)
+    scale = scales[torch.randint(len(scales), (count,), device=device)]
+    axes = []
+    for have, wanted in ((width, size[1]), (height, size[0])):
+        room = scale * have - wanted  # negative: the image is centred in its padding
+        shift = torch.where(room > 0, torch.rand(count, device=device) * room, room / 2).round()
+        pixel = (torch.arange(wanted, device=device) + 0.5 + shift[:, None]) / scale[:, None]
+        axes.append(2 * pixel / have - 1)  # edges of the image are -1 and 1
+    x, y = axes
+    grid = torch.stack(
+        (x[:, None].expand(-1, size[0], -1), y[:, :, None].expand(-1, -1, size[1])), -1
+    )
+
+    within = (grid.abs() <= 1).all(-1)[:, None]
+
+    def sampled(values: Tensor, mode: str) -> Tensor:
+        found = F.grid_sample(
+            values.float(), grid, mode, padding_mode="border", align_corners=False
+        )
+        return torch.where(within, found, 0.0)
+
+    labels = sampled(batch.labels[:, None], "nearest").to(torch.uint8)
+    depth, mask = batch.depth, batch.depth_mask
+    return replace(
+        batch,
+        rgb=sampled(batch.rgb, "bilinear"),
+        labels=labels.masked_fill(~within, IGNORED)[:, 0],
+        depth=None if depth is None else sampled(depth, "nearest"),
+        depth_mask=None if mask is None else sampled(mask, "nearest") > 0,
+    )
 
 
 def mirror_some(batch: Batch) -> Batch:

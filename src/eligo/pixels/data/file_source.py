@@ -10,10 +10,18 @@ from torch.utils.data import default_collate
 
 from eligo.errors import InputError
 from eligo.images import warn_shared_images
-from eligo.pixels.config import IGNORED, AugmentConfig, FilesDataConfig, InputsConfig, TextConfig
-from eligo.pixels.data.augment import Prepared, augment, inside
+from eligo.pixels.config import (
+    IGNORED,
+    AugmentConfig,
+    FilesConfig,
+    FilesDataConfig,
+    InputsConfig,
+    TextConfig,
+)
+from eligo.pixels.data.augment import Prepared, augment, augment_batch, inside, resized
 from eligo.pixels.data.batch import Batch, ImageSource
 from eligo.pixels.data.pictures import (
+    LabelNumbers,
     Photo,
     check_depth_range,
     check_label_range,
@@ -29,7 +37,7 @@ from eligo.pixels.text.batch import Provenance
 from eligo.pixels.text.encoders import TextEncoder
 from eligo.pixels.text.table import PhraseTable, words_of
 from eligo.train.check import DataCheck
-from eligo.train.data import epoch_batches, ordered_batches
+from eligo.train.data import epoch_batches, epoch_rows, ordered_batches
 
 _log = logging.getLogger("eligo.pixels")
 
@@ -41,11 +49,13 @@ class Images:
         self,
         records: list[Record],
         classes: tuple[str, ...],
+        config: FilesConfig,
         inputs: InputsConfig,
         text: TextConfig,
         encoder: TextEncoder | None,
     ) -> None:
         self.records, self.classes, self.inputs = records, classes, inputs
+        self.numbers = LabelNumbers(len(classes), config.label_offset, config.ignore_index)
         self.words = [
             words_of(text, classes, record.tags or (), record.captions or ()) for record in records
         ]
@@ -71,22 +81,25 @@ class Images:
         if record.depth is None or self.inputs.depth == "none":
             depth = torch.full((1, *photo.pixels.shape[-2:]), float("nan"))
         else:
-            depth = read_stored_depth(record.depth, self.inputs, photo)
+            depth = read_stored_depth(record.depth, self.inputs, photo, record.depth_scale)
         labels = self._labels(record, photo)
         word_ids = self.word_ids[index if words_from is None else words_from]
-        return Prepared(photo.pixels, depth, labels, word_ids)
+        image = Prepared(photo.pixels, depth, labels, word_ids)
+        size = self.inputs.size
+        return image if size is None else resized(image, size, antialias=True)
 
     def check(self, record: Record) -> tuple[bool, tuple[int, int]]:
         """Raise what `read` would raise; returns whether any pixel has a label, and the size."""
         photo = check_photo(record.image)
         if record.depth is not None and self.inputs.depth != "none":
             read_stored_depth(record.depth, self.inputs, photo)
-        return bool((self._labels(record, photo) != IGNORED).any()), photo.shape
+        size = self.inputs.size or photo.shape
+        return bool((self._labels(record, photo) != IGNORED).any()), size
 
     def _labels(self, record: Record, photo: Photo) -> Tensor:
         if record.label is None:
             raise InputError(f"{record.id}: has no label; training and evaluation need one")
-        return read_label(record.label, len(self.classes), photo)
+        return read_label(record.label, self.numbers, photo)
 
 
 def _log_unused_words(records: list[Record], text: TextConfig) -> None:
@@ -145,6 +158,7 @@ class FileSource(ImageSource):
         self.augmentation, self.device = augmentation, device
         self.classes = class_names(config)
         self._splits: dict[Split, Images] = {}
+        self._decoded: dict[Split, list[Tensor]] = {}
 
     @property
     def provenances(self) -> tuple[Provenance, ...]:
@@ -167,15 +181,21 @@ class FileSource(ImageSource):
             if len(check.problems) > before:
                 continue
             if not any(labelled for labelled, _ in checked):
+                numbers = images.numbers
                 check.add(
-                    f"{split} images: got only label 0, which is ignored, in all {len(checked)} "
-                    f"(the first is {images.records[0].label}); expected 1 to {len(self.classes)}"
+                    f"{split} images: got only label {numbers.ignored}, which is ignored, in all "
+                    f"{len(checked)} (the first is {images.records[0].label}); expected "
+                    f"{numbers.first} to {numbers.last}"
                 )
             sizes = sorted({size for _, size in checked})
-            if split == "train" and len(sizes) > 1 and self.augmentation.crop is None:
+            if len(sizes) == 1 or (split == "validation" and not self.config.in_memory):
+                continue
+            if self.config.in_memory or self.augmentation.crop is None:
+                way = "give inputs.size"
+                way += "" if self.config.in_memory else " or augment.crop"
                 check.add(
-                    f"train images: got {len(sizes)} sizes, such as {sizes[0]} and {sizes[-1]} "
-                    "pixels, expected one size for all; give augment.crop"
+                    f"{split} images: got {len(sizes)} sizes, such as {sizes[0]} and {sizes[-1]} "
+                    f"pixels, expected one size for all; {way}"
                 )
 
     def batches(
@@ -188,14 +208,23 @@ class FileSource(ImageSource):
             first = normalise_depth(images.read(0).depth, self.inputs)
             flags = ("--inputs.depth", "--inputs.depth_scale")
             check_depth_range(first, path, self.inputs, flags)
-        stacked = epoch_batches(
-            AugmentedImages(images, self.augmentation), batch_size, seed, start_step, rank,
-            world_size, num_workers=self.config.num_workers, collate=_stack,
-            pin_memory=self.device.type == "cuda",
-        )  # fmt: skip
         provenance = self.config.words_are if self.text.source != "labels" else "predicted"
+        if self.config.in_memory:
+            share = slice(rank * batch_size // world_size, (rank + 1) * batch_size // world_size)
+            steps = epoch_rows(len(images), batch_size, seed, start_step, self.device)
+            stacked = (self._rows("train", rows[share]) for _, rows in steps)
+        else:
+            stacked = epoch_batches(
+                AugmentedImages(images, self.augmentation), batch_size, seed, start_step, rank,
+                world_size, num_workers=self.config.num_workers, collate=_stack,
+                pin_memory=self.device.type == "cuda",
+            )  # fmt: skip
         for parts in stacked:
             yield self._batch(images, parts, provenance)
+
+    def augmented(self, batch: Batch) -> Batch:
+        """Augment images in memory; others were augmented when they were read."""
+        return augment_batch(batch, self.augmentation) if self.config.in_memory else batch
 
     def images(self, split: Split, provenance: Provenance, batch_size: int) -> Iterator[Batch]:
         """Yield every image of a split once; successive ones of one size share a batch."""
@@ -203,6 +232,10 @@ class FileSource(ImageSource):
         if provenance == "shuffled" and len(images) == 1:
             return  # there is no other image
         shift = max(1, len(images) // 2) if provenance == "shuffled" else 0
+        if self.config.in_memory:
+            for rows in torch.arange(len(images), device=self.device).split(batch_size):
+                yield self._batch(images, self._rows(split, rows, shift), provenance)
+            return
         whole = _WholeImages(images, shift)
         waiting: list[Prepared] = []
         for image in ordered_batches(whole, None, num_workers=self.config.num_workers):
@@ -216,21 +249,23 @@ class FileSource(ImageSource):
         if split not in self._splits:
             kinds = () if self.encoder is None else self.text.kinds
             records = read_records(self.config, split, words=kinds)
-            loaded = Images(records, self.classes, self.inputs, self.text, self.encoder)
+            loaded = Images(
+                records, self.classes, self.config, self.inputs, self.text, self.encoder
+            )
             if loaded.table is not None:
                 loaded.table.to(self.device)
             if not self._splits:  # only for the first split
-                self._check_labels(records)
+                self._check_labels(records, loaded.numbers)
             if split != "train":
                 self._check_overlap(split, records)
             self._splits[split] = loaded
         return self._splits[split]
 
-    def _check_labels(self, records: list[Record]) -> None:
+    def _check_labels(self, records: list[Record], numbers: LabelNumbers) -> None:
         """Warn if the labels of a custom data set seem to start at 0."""
         if self.config.classes is not None:
             labels = [record.label for record in records if record.label is not None]
-            check_label_range(labels, len(self.classes))
+            check_label_range(labels, numbers)
 
     def _check_overlap(self, split: Split, records: list[Record]) -> None:
         """Warn about images that are also training images."""
@@ -240,6 +275,22 @@ class FileSource(ImageSource):
             return
         paths = ([record.image for record in part] for part in (training, records))
         warn_shared_images(*paths, names=("training", split))
+
+    def _rows(self, split: Split, rows: Tensor, shift: int = 0) -> list[Tensor]:
+        """Return images in memory as `_stack` does; with `shift`, as `_WholeImages`."""
+        word_ids = self._images(split).word_ids.to(self.device)
+        pixels, stored, labels, frames = (part[rows] for part in self.decoded(split))
+        return [pixels, stored, labels, word_ids[(rows + shift) % len(word_ids)], frames]
+
+    def decoded(self, split: Split) -> list[Tensor]:
+        """Return all images of a split on the device: bytes, depth, labels and frames."""
+        if split not in self._decoded:
+            images = _WholeImages(self._images(split))
+            read = list(ordered_batches(images, None, num_workers=self.config.num_workers))
+            pixels, stored, labels, _, frames = _stack(read)
+            parts = (pixels, stored, labels, frames)
+            self._decoded[split] = [part.to(self.device) for part in parts]
+        return self._decoded[split]
 
     def _batch(self, images: Images, parts: list[Tensor], provenance: Provenance) -> Batch:
         moved = (part.to(self.device, non_blocking=True) for part in parts)
@@ -259,7 +310,7 @@ def _stack(images: list[Prepared]) -> list[Tensor]:
     if len(shapes) > 1:
         raise InputError(
             f"got images of {sorted(shapes)[:4]} pixels in one batch, expected one size; give "
-            "augment.crop"
+            "inputs.size or augment.crop"
         )
     height, width = images[0].labels.shape
     rows = [

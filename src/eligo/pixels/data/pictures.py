@@ -8,7 +8,7 @@ import logging
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -39,7 +39,14 @@ _DEPTH_MEAN, _DEPTH_STD = 0.48, 0.28
 _FARTHEST = 10.0  # metres
 _SUN_SCALE = 1000.0  # units per metre of sun16
 _NEAR, _FAR = 0.3, 10.0  # metres; an image entirely nearer or farther is implausible
-_ADD_ONE = "; if 0 is a class and 255 ignored, add 1 to all labels (255 becomes 0)"
+_FROM_0 = "; if 0 is a class and 255 ignored, give --data.label_offset 0 --data.ignore_index 255"
+_FROM_1 = "; if classes count from 1 and 0 is ignored, leave out label_offset and ignore_index"
+_RATIO = 0.02  # largest difference of the shapes of an image and of depth that is resized
+_OTHER_DEPTH = (
+    "; if it shows exactly what the image shows, --inputs.resize_depth (in predict: --resize_depth)"
+    " resizes it, else register it to the image first"
+)
+_OTHER_LABEL = "; resize it with nearest neighbours"
 _SAMPLED = 32  # label files
 _log = logging.getLogger("eligo.pixels")
 
@@ -53,6 +60,21 @@ class Photo(NamedTuple):
     """EXIF orientation of the stored image."""
     shape: tuple[int, int]
     """Upright height and width, before a very large image was reduced."""
+
+
+class LabelNumbers(NamedTuple):
+    """How label files number the classes."""
+
+    num_classes: int
+    first: int = 1
+    """The number of the first class."""
+    ignored: int | None = 0
+    """The number of pixels without a label."""
+
+    @property
+    def last(self) -> int:
+        """The number of the last class."""
+        return self.first + self.num_classes - 1
 
 
 def read_photo(image: ImageLike) -> Photo:
@@ -156,13 +178,18 @@ def read_depth(depth: ImageLike, inputs: InputsConfig, photo: Photo) -> DepthMap
 
 
 def read_stored_depth(
-    depth: ImageLike, inputs: InputsConfig, photo: Photo
+    depth: ImageLike, inputs: InputsConfig, photo: Photo, scale: float | None = None
 ) -> Float[Tensor, "1 height width"]:
-    """Load depth as `read_depth` does, for `normalise_depth`: values as stored, sun16 in mm."""
+    """Load depth as `read_depth` does, for `normalise_depth`: values as stored, sun16 in mm.
+
+    With `scale`, metric depth has so many units per metre, and is returned in those of `inputs`.
+    """
     name, values, orientation = _stored_values(depth, "depth")
-    if values.ndim == 3 and values.shape[2] == 3 and inputs.depth == "png8":
-        values = values[..., 0]  # some data sets store it three times
-    values = _aligned(name, values, orientation, photo)
+    if values.ndim == 3 and values.shape[2] <= 4:
+        values = _one_channel(name, values, inputs)
+    if inputs.resize_depth:
+        values = _resized(name, values, orientation, photo)
+    values = _aligned(name, values, orientation, photo, _OTHER_DEPTH)
     if values.dtype.kind not in "uif":
         raise InputError(f"{name}: got {values.dtype} values, expected numbers")
     if inputs.depth == "png8" and values.dtype != np.uint8:
@@ -176,7 +203,46 @@ def read_stored_depth(
         raise InputError(
             f"{name}: got {values.dtype} values, expected 16 bits (inputs.depth sun16)"
         )
-    return _as_floats(values, inputs)
+    stored = _as_floats(values, inputs)
+    if scale is None or inputs.depth != "metric":
+        return stored
+    return stored * (inputs.depth_scale / scale)
+
+
+def _one_channel(name: str | Path, values: np.ndarray, inputs: InputsConfig) -> np.ndarray:
+    """One channel of depth that some data sets store three times; colours are refused."""
+    same = bool((values == values[..., :1]).all())
+    if values.shape[2] == 1 or (same and values.shape[2] == 3 and inputs.depth == "png8"):
+        return values[..., 0]
+    kind = "equal channels" if same else "different channels, as of a colour map,"
+    raise InputError(
+        f"{name}: got {values.shape[2]} {kind} in depth; expected one channel of distances: export "
+        "depth without colours, such as a 16-bit PNG in millimetres"
+    )
+
+
+def _resized(name: str | Path, values: np.ndarray, orientation: int, photo: Photo) -> np.ndarray:
+    """Depth in the size of its photo, as stored: `_aligned` turns it."""
+    if orientation == 1:
+        sizes = (_stored_shape(photo), photo.shape)
+    else:
+        sizes = (photo.shape[::-1] if orientation in SIDEWAYS else photo.shape,)
+    for size in sizes:
+        if abs(values.shape[0] * size[1] / (values.shape[1] * size[0]) - 1) <= _RATIO:
+            return _nearest(values, size)
+    raise InputError(
+        f"{name}: got {values.shape[0]} x {values.shape[1]} pixels of depth for an image of "
+        f"{photo.shape[0]} x {photo.shape[1]}: the shapes differ, so the two cameras do not see "
+        "the same; expected depth that is registered to the image"
+    )
+
+
+def _nearest(values: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
+    """Values resized with nearest neighbours."""
+    centres = (
+        (np.arange(n) * 2 + 1) * old // (2 * n) for n, old in zip(size, values.shape, strict=True)
+    )
+    return values[np.ix_(*centres)]
 
 
 def check_depth_range(
@@ -203,22 +269,34 @@ def check_depth_range(
     )  # fmt: skip
 
 
-def read_label(path: Path, num_classes: int, photo: Photo) -> UInt8[Tensor, "height width"]:
-    """Load labels, upright as the photo is: 1..K become 0..K-1, and 0 becomes 255 (ignored)."""
+def read_label(path: Path, numbers: LabelNumbers, photo: Photo) -> UInt8[Tensor, "height width"]:
+    """Load labels, upright as the photo is: classes become 0..K-1, other pixels 255."""
     name, values, orientation = _stored_values(path, "label")
-    values = _aligned(name, values, orientation, photo)
-    if values.min() < 0 or values.max() > num_classes:
-        highest = values.max()
-        hint = _ADD_ONE if highest == IGNORED else ""
+    if values.dtype.kind not in "uib" or values.ndim == 3:
+        kind = "colours" if values.ndim == 3 else f"{values.dtype} values"
+        raise InputError(f"{path}: got {kind} as labels, expected a whole number for every pixel")
+    values = _aligned(name, values, orientation, photo, _OTHER_LABEL).astype(np.int64)
+    ignored = values == numbers.ignored
+    wrong = ~ignored & ((values < numbers.first) | (values > numbers.last))
+    if wrong.any():
+        found = values[wrong]
+        label = found.max() if found.max() > numbers.last else found.min()
+        hint = _FROM_0 if label == IGNORED and numbers.first == 1 else ""
+        hint = _FROM_1 if label == numbers.num_classes and numbers.first == 0 else hint
+        unlabelled = "" if numbers.ignored is None else f", or {numbers.ignored} for ignored pixels"
         raise InputError(
-            f"{path}: got label {highest if highest > num_classes else values.min()}, "
-            f"expected 1 to {num_classes}, the number of classes, or 0 for ignored pixels{hint}"
+            f"{path}: got label {label}, expected {numbers.first} to {numbers.last} for "
+            f"{numbers.num_classes} classes{unlabelled}{hint}"
         )
-    return torch.from_numpy(values.astype(np.uint8) - np.uint8(1))
+    classes = np.where(ignored, IGNORED, values - numbers.first)
+    return torch.from_numpy(classes.astype(np.uint8))
 
 
-def check_label_range(paths: Sequence[Path], num_classes: int) -> None:
-    """Warn if labels seem to use 0 for the first class, which means ignored here."""
+def check_label_range(paths: Sequence[Path], numbers: LabelNumbers) -> None:
+    """Warn if labels seem to use 0 for the first class where it means ignored."""
+    num_classes = numbers.num_classes
+    if (numbers.first, numbers.ignored) != (1, 0):
+        return
     highest, zeros = 0, 0
     for path in paths[:_SAMPLED]:
         try:
@@ -230,12 +308,15 @@ def check_label_range(paths: Sequence[Path], num_classes: int) -> None:
         _log.warning(
             "%s: the first %d label files go from 0 to %d, and none holds %d, the last of %d "
             "classes: 0 is ignored here, and classes count from 1%s",
-            paths[0].parent, len(paths[:_SAMPLED]), highest, num_classes, num_classes, _ADD_ONE,
+            paths[0].parent, len(paths[:_SAMPLED]), highest, num_classes, num_classes, _FROM_0,
         )  # fmt: skip
 
 
-def _stored_values(source: ImageLike, name: str) -> tuple[str | Path, np.ndarray, int]:
+def _stored_values(
+    source: ImageLike, kind: Literal["depth", "label"]
+) -> tuple[str | Path, np.ndarray, int]:
     """Name, values and EXIF orientation of a file, an image or an array, as stored."""
+    name: str = kind
     if isinstance(source, str | Path):
         name, path = str(source), Path(source)
         if path.suffix == ".npy":
@@ -245,6 +326,11 @@ def _stored_values(source: ImageLike, name: str) -> tuple[str | Path, np.ndarray
                 raise InputError(f"{path}: cannot be read as an array ({error})") from error
         source = read_stored(path)
     if isinstance(source, Image.Image):
+        if kind == "depth" and source.mode in ("P", "PA"):
+            raise InputError(
+                f"{name}: got a palette of colours as depth; expected distances: export depth "
+                "without colours, such as a 16-bit PNG in millimetres"
+            )
         return name, np.array(source), orientation_of(source)
     if isinstance(source, Tensor):
         source = source.detach().cpu()
@@ -257,7 +343,14 @@ def _stored_values(source: ImageLike, name: str) -> tuple[str | Path, np.ndarray
     return name, source, 1
 
 
-def _aligned(name: str | Path, values: np.ndarray, orientation: int, photo: Photo) -> np.ndarray:
+def _stored_shape(photo: Photo) -> tuple[int, int]:
+    height, width = photo.shape
+    return (width, height) if photo.orientation in SIDEWAYS else (height, width)
+
+
+def _aligned(
+    name: str | Path, values: np.ndarray, orientation: int, photo: Photo, way: str
+) -> np.ndarray:
     """Values for every pixel of a photo, turned and reduced as the photo was.
 
     A file with an EXIF orientation is turned by it. Without one, a file of the size in which the
@@ -266,19 +359,13 @@ def _aligned(name: str | Path, values: np.ndarray, orientation: int, photo: Phot
     """
     if values.ndim != 2:
         raise InputError(f"{name}: got shape {values.shape}, expected (height, width)")
-    stored = photo.shape[::-1] if photo.orientation in SIDEWAYS else photo.shape
-    if orientation == 1 and values.shape == stored:
+    if orientation == 1 and values.shape == _stored_shape(photo):
         orientation = photo.orientation
     values = turned(values, orientation)
     if values.shape != photo.shape:
         raise InputError(
             f"{name}: got {values.shape[0]} x {values.shape[1]} pixels, but {photo.path} has "
-            f"{photo.shape[0]} x {photo.shape[1]}; expected the same size"
+            f"{photo.shape[0]} x {photo.shape[1]}; expected the same size{way}"
         )
     size = tuple(photo.pixels.shape[1:])
-    if size == photo.shape:
-        return values
-    centres = (
-        (np.arange(n) * 2 + 1) * old // (2 * n) for n, old in zip(size, photo.shape, strict=True)
-    )
-    return values[np.ix_(*centres)]
+    return values if size == photo.shape else _nearest(values, size)

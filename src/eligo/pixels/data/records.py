@@ -11,7 +11,7 @@ from pydantic import Field
 
 from eligo.config.problems import did_you_mean
 from eligo.errors import InputError
-from eligo.io.json_lines import JsonRow, Words, read_json_lines
+from eligo.io.json_lines import JsonRow, TextOrNumber, Words, read_json_lines
 from eligo.io.reading import numbered_lines
 from eligo.pixels.config import (
     FilesConfig,
@@ -39,21 +39,29 @@ class Record:
     label: Path | None = None
     tags: Strings = None
     captions: Strings = None
+    group: str | None = None
+    """A sequence of similar images; all of it is for training, or all for validation."""
+    depth_scale: float | None = None
+    """Stored units of depth per metre; None: those of the config."""
 
 
 _Texts = Annotated[tuple[Words, ...], Field(strict=False)]  # from a list
 
 
-class _WordsRow(JsonRow):
+class WordsRow(JsonRow):
+    """The words of an image."""
+
     id: Annotated[str, Field(min_length=1)]
     tags: _Texts | None = None
     captions: _Texts | None = None
 
 
-class _ImageRow(_WordsRow, extra="forbid"):
+class _ImageRow(WordsRow, extra="forbid"):
     image: str
     depth: str | None = None
     label: str | None = None
+    group: TextOrNumber | None = None
+    depth_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     dense_caption: object = None
 
 
@@ -69,11 +77,15 @@ def read_records(
 ) -> list[Record]:
     """The images of a split; if `words` are given, every image must have one of these kinds.
 
-    Validation images are a seeded share of the training file, and are left out of training.
+    Validation images have a file of their own, or are a seeded share of the training file, and are
+    then left out of training.
     """
     stored = "test" if split == "test" else "train"
+    has_file = isinstance(config, JsonlDataConfig) and config.validation is not None
     if isinstance(config, JsonlDataConfig):
         source = config.train if stored == "train" else config.test
+        if split == "validation" and config.validation is not None:
+            source = config.validation
         if source is None:
             raise InputError("data.test: not given; name the JSON lines of the test images")
         records = list(_read_jsonl(source))
@@ -85,7 +97,7 @@ def read_records(
         raise InputError(f"{source}: lists no image")
     if words:
         records = _with_words(config, source, records, words)
-    if stored == "test":
+    if stored == "test" or has_file:
         return records
     return _share(config, source, records, split)
 
@@ -93,14 +105,22 @@ def read_records(
 def _share(config: FilesConfig, source: Path, records: list[Record], split: Split) -> list[Record]:
     """The training or validation part; it does not depend on the order of the file."""
     ordered = sorted(records, key=lambda record: record.id)
-    count = max(1, round(config.validation_share * len(ordered)))
-    if count >= len(ordered):
+    groups: dict[tuple[str, str | int], list[str]] = {}
+    for place, record in enumerate(ordered):
+        name = ("block", place // config.validation_block)
+        name = name if record.group is None else ("group", record.group)
+        groups.setdefault(name, []).append(record.id)
+    blocks = list(groups.values())
+    count = max(1, round(config.validation_share * len(blocks)))
+    if count >= len(blocks):
+        parts = "" if len(blocks) == len(ordered) else f" in {len(blocks)} groups"
         raise InputError(
-            f"{source}: got {len(ordered)} images, too few to keep {config.validation_share:.0%} "
-            "of them for validation"
+            f"{source}: got {len(ordered)} images{parts}, too few to keep "
+            f"{config.validation_share:.0%} of them for validation; give more, smaller groups "
+            "(data.validation_block), or data.validation"
         )
-    order = np.random.default_rng(mix(config.validation_seed)).permutation(len(ordered))
-    chosen = {ordered[index].id for index in order[:count]}
+    order = np.random.default_rng(mix(config.validation_seed)).permutation(len(blocks))
+    chosen = {name for index in order[:count] for name in blocks[index]}
     return [record for record in records if (record.id in chosen) == (split == "validation")]
 
 
@@ -127,15 +147,17 @@ def _read_jsonl(source: Path) -> Iterator[Record]:
     for _, row in read_json_lines(source, _ImageRow, unique="id"):
         files = (row.depth, row.label)
         depth, label = (None if file is None else source.parent / file for file in files)
-        yield Record(row.id, source.parent / row.image, depth, label, row.tags, row.captions)
+        image = source.parent / row.image
+        words = (row.tags, row.captions)
+        yield Record(row.id, image, depth, label, *words, row.group, row.depth_scale)
 
 
 def _with_words(
     config: FilesConfig, source: Path, records: list[Record], kinds: tuple[Kind, ...]
 ) -> list[Record]:
-    rows: dict[str, _WordsRow] = {}
+    rows: dict[str, WordsRow] = {}
     if config.words is not None:
-        rows = {row.id: row for _, row in read_json_lines(config.words, _WordsRow, unique="id")}
+        rows = {row.id: row for _, row in read_json_lines(config.words, WordsRow, unique="id")}
         records = [
             replace(record, tags=row.tags, captions=row.captions)
             if (row := rows.get(record.id))

@@ -3,7 +3,7 @@
 import json
 import logging
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from eligo.pixels.data.pictures import (
     read_depth,
     read_photo,
 )
+from eligo.pixels.inference.as_trained import as_trained
 from eligo.pixels.inference.segmenter import SHIPPED, Segmenter
 from eligo.pixels.inference.words import Words, listed
 from eligo.pretrained.devices import resolve_device
@@ -55,6 +56,8 @@ class PixelsPrediction:
     """The words, by attention."""
     image: Image.Image
     used_depth: bool
+    trained: dict[str, Any] = field(default_factory=dict)
+    """What the model was trained on: `as_trained`."""
 
     def summary(self) -> dict[str, Any]:
         """Return classes by area with mean confidence, and words by attention.
@@ -84,6 +87,7 @@ class PixelsPrediction:
             "width": self.labels.shape[1],
             "depth": self.used_depth,
             "provenance": "predicted" if self.words else "none",
+            "trained": self.trained,
             "classes": sorted(rows, key=lambda row: -row["share"]),
             "words": words,
         }
@@ -174,7 +178,7 @@ def predict(
         name = depth if isinstance(depth, str | Path) else "depth"
         check_depth_range(depth_map, name, inputs)
     if size is None:
-        size = _input_size(photo, segmenter.config.image_size)
+        size = inputs.size or _input_size(photo, segmenter.config.image_size)
     return segment(
         segmenter, photo.pixels, depth_map, tags=tags, captions=captions, inputs=inputs, size=size
     )
@@ -214,6 +218,7 @@ def segment(
         selection=found.selection(),
         image=rgb_picture(pixels),
         used_depth=depth is not None,
+        trained=as_trained(segmenter.config),
     )
 
 

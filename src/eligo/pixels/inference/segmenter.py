@@ -161,7 +161,8 @@ class Segmenter:
             captions: Sentences instead of tags, for a model that was trained with captions.
             inputs: How depth is stored, if not as in the training of the model
                 (`InputsConfig(depth="metric", depth_scale=1)` for metres).
-            size: Height and width to scale frames to for the network; labels keep theirs.
+            size: Height and width to scale frames to for the network (by default `inputs.size`);
+                labels keep theirs.
 
         >>> import numpy as np
         >>> segmenter = Segmenter.from_pretrained()
@@ -172,6 +173,7 @@ class Segmenter:
         inputs = inputs or self.config.inputs
         pixels = frame_pixels(rgb)
         values = None if depth is None else frame_depth(depth, pixels, inputs)
+        size = size or inputs.size
         if size is not None and min(size) < MIN_SIZE:
             raise InputError(f"size: got {size[0]} x {size[1]}, expected at least 32 x 32")
         single = pixels.ndim == 3
@@ -229,7 +231,8 @@ def stored_config(folder: Path) -> SegmenterConfig:
     wanted = {key: value for key, value in tree.items() if key in SegmenterConfig.model_fields}
     config = load_config(SegmenterConfig, wanted)
     words = config.text.encoder
-    if isinstance(words, TableTextConfig) and words.file == Path(_TABLE):
+    is_beside = (folder / _TABLE).is_file()  # else a training's own file of that name
+    if isinstance(words, TableTextConfig) and words.file == Path(_TABLE) and is_beside:
         config = config.replace({_TABLE_KEY: folder / _TABLE})
     return config
 

@@ -67,6 +67,13 @@ class TextBatch:
         """Return the batch without the words of some images, for text dropout."""
         return self.only(~dropped.unsqueeze(-1).expand_as(self.mask))
 
+    def swapped(self, chosen: Bool[Tensor, " batch"]) -> "TextBatch":
+        """Return the batch with the words of the previous image in some places."""
+        place = torch.arange(len(chosen), device=chosen.device)
+        rows = (place - chosen.long()) % len(place)
+        words = self.words and tuple(self.words[row] for row in rows.tolist())
+        return replace(self, embeddings=self.embeddings[rows], mask=self.mask[rows], words=words)
+
     def only(self, kept: Bool[Tensor, "batch words"]) -> "TextBatch":
         """Return the batch with some of its words."""
         words = self.words

@@ -131,7 +131,8 @@ class TableEncoder(TextEncoder):
         if missing:
             raise InputError(
                 f"{self.path}: has no vector for {missing[0]!r}"
-                f"{did_you_mean(readable(missing[0]), list(self.table))} ({len(self.table)} names)"
+                f"{did_you_mean(readable(missing[0]), list(self.table))} ({len(self.table)} names; "
+                "`eligo pixels words` makes a table)"
             )
         rows = [self.table[readable(text)] for text in strings]
         return F.normalize(torch.stack(rows), dim=-1) if rows else torch.zeros(0, self.dim)

@@ -2,14 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import fields
+from typing import Any
 
 import torch
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from eligo.errors import ConfigError
-from eligo.pixels.config import IGNORED, PixelsTrainConfig, ScenesDataConfig
+from eligo.errors import ConfigError, InputError
+from eligo.images import upright_size
+from eligo.pixels.config import IGNORED, FilesDataConfig, PixelsTrainConfig, ScenesDataConfig
 from eligo.pixels.data.batch import Batch, ImageSource
 from eligo.pixels.data.file_source import FileSource
 from eligo.pixels.data.records import class_names, read_records
@@ -99,9 +101,11 @@ class PixelsTask(SourcedTask[ImageSource]):
         return next(self.model.parameters()).device
 
     def step(self, batch: Batch, progress: Progress) -> StepOutput:  # noqa: ARG002
-        """Return the loss, after dropout of all words, of single words and of depth."""
+        """Return the loss, after exchange and dropout of words and dropout of depth."""
         batch = self.source.augmented(batch)
         text, mask = batch.text, batch.depth_mask
+        if text is not None and self.config.text_shuffle:
+            text = text.swapped(_chosen(batch.rgb, self.config.text_shuffle))
         if text is not None and self.config.text_dropout:
             text = text.without(_chosen(batch.rgb, self.config.text_dropout))
         if text is not None and self.config.word_dropout:
@@ -187,15 +191,30 @@ def with_classes(config: PixelsTrainConfig) -> PixelsTrainConfig:
             f"num_classes: got {config.num_classes}, expected {len(names)}, the number of classes "
             "of the data set"
         )
-    return config.replace({"classes": names})
+    changes: dict[str, Any] = {"classes": names}
+    if not isinstance(data, ScenesDataConfig):
+        changes |= {"label_offset": data.label_offset, "words_are": data.words_are}
+    return config.replace(changes)
 
 
 def with_image_size(config: PixelsTrainConfig) -> PixelsTrainConfig:
-    """Return the config with the size of its training images; None for files without a crop."""
-    data, size = config.data, config.augment.crop
+    """Return the config with the size of its training images; None if there are several."""
+    data, size = config.data, config.augment.crop or config.inputs.size
     if isinstance(data, ScenesDataConfig):
         size = (data.scenes.height, data.scenes.width)
+    elif size is None:
+        size = _common_size(data)
     return config.replace({"image_size": size})
+
+
+def _common_size(data: FilesDataConfig) -> tuple[int, int] | None:
+    """Height and width of all training images; None if they differ or cannot be read."""
+    try:
+        sizes = {upright_size(record.image) for record in read_records(data, "train")}
+    except InputError:  # the check of all data says more
+        return None
+    width, height = sizes.pop()
+    return None if sizes else (height, width)
 
 
 def with_counted_steps(config: PixelsTrainConfig) -> PixelsTrainConfig:

@@ -56,8 +56,8 @@ class Option(NamedTuple):
 class LearnedSelector(PoolSelector):
     """`LearnedSelector().fit(records, pool).select(query, shots=4)`.
 
-    The model is a name (v0, v1, v2, v2_gru, v3, v3_scores) or a config, whose d_model becomes the pool's
-    width. More than `rerank` candidates are first cut down to `rerank` by the tower;
+    The model is a name (v0, v1, v2, v2_gru, v3, v3_scores) or a config, whose d_model becomes the
+    pool's width. More than `rerank` candidates are first cut down to `rerank` by the tower;
     `approximate` does this with FAISS, for pools of a million.
     """
 

@@ -41,7 +41,7 @@ eligo scenes export jsonl --out rooms
 eligo tokens predict --image photo.jpg --question "is it red?" --method none --out RUN
 eligo shots embed --data examples.jsonl
 eligo shots teach
-eligo shots train v1
+eligo shots train
 """
 
 

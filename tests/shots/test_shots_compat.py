@@ -118,7 +118,7 @@ def test_published_command_line_is_accepted(tmp_path: Path):
         "1e-2 --sample_num 4949 --icds_origin random_train --scoring_method gain --json"
     )
     translated = (
-        f"--model.version v3 --data.path {tmp_path} --train.num_epochs 20 --train.batch_size 64 "
+        f"v3 --data.path {tmp_path} --train.num_epochs 20 --train.batch_size 64 "
         "--train.lr 1e-4 --train.weight_decay 1e-2 --data.num_anchors 4949 --data.sampler random "
         "--data.split train --data.objective gain --json"
     )

@@ -77,25 +77,27 @@ def right_picks(folder: Path) -> float:
 
 def test_default_training_learns_from_few_records(call):
     taught(call, 200)
-    short, _ = call("train taught --train.min_steps 1 --num_epochs 1 --train.name short")
+    short, _ = call("train taught --train.min_steps 1 --num_epochs 1 --lr 1e-9 --train.name short")
     fitted, _ = call("train taught")
     assert (short["last_step"], fitted["last_step"]) == (2, 300)
     found = fitted["held_out"]
     assert found["trained"] > found["untrained"] == short["held_out"]["untrained"]
     assert found["changed"] > 0
     assert found["outcome"] != "no better"
-    assert right_picks(Path("runs/shots_v1")) >= right_picks(Path("runs/short")) + 0.1
+    assert right_picks(Path("runs/shots_v3_scores")) >= right_picks(Path("runs/short")) + 0.1
 
 
 def test_training_without_effect_warns(call):
     taught(call, 30)
-    fitted, err = call("train taught --train.min_steps 1 --num_epochs 1 --model.hidden_dim 32")
+    fitted, err = call("train taught --train.min_steps 1 --num_epochs 1 --lr 1e-9")
     assert fitted["held_out"]["outcome"] == "no better"
     assert "on 3 held-out queries the learned selector is no better than" in err
     assert "--train.min_steps" in err
     for command in ("predict --question ball --shots 1", "evaluate --taught taught"):
         _, err = call(command)
-        assert "runs/shots_v1: on 3 held-out queries the learned selector is no better" in err
+        assert (
+            "runs/shots_v3_scores: on 3 held-out queries the learned selector is no better" in err
+        )
 
 
 def test_result_that_is_no_better_keeps_the_simple_selector(call):
@@ -108,7 +110,7 @@ def test_result_that_is_no_better_keeps_the_simple_selector(call):
     assert found["trained"] == found["untrained"] == found["nearest"]
     last = err.strip().splitlines()[-1]
     assert last.endswith(f"the simple selector {found['kept']} is kept instead")
-    pipeline = load_pipeline("runs/shots_v1")
+    pipeline = load_pipeline("runs/shots_v3_scores")
     assert found["kept"] == "nearest"
     query = embed_query(WordsEncoder(), "new", "w1 ball w2", None)
     names = pipeline.sampler.names(query)
@@ -116,7 +118,7 @@ def test_result_that_is_no_better_keeps_the_simple_selector(call):
     assert torch.equal(pipeline.selector.select(query, 3, candidates=names).indices,
                        expected.indices)  # fmt: skip
 
-    selector = LearnedSelector("v1", fit=FitConfig(num_epochs=1, min_steps=1, lr=1e-9))
+    selector = LearnedSelector(fit=FitConfig(num_epochs=1, min_steps=1, lr=1e-9))
     selector.fit(*read_taught("taught"))
     assert selector.held_out.kept == "nearest"
     assert torch.equal(selector.select(query, 3).indices, expected.indices)
@@ -130,12 +132,12 @@ def test_fit_and_train_have_the_same_defaults_and_result(call):
     assert FitConfig().validation == RecordsConfig().validation
     taught(call, 60)
     call("train taught --train.min_steps 40")
-    selector = LearnedSelector("v1", fit=FitConfig(min_steps=40)).fit(*read_taught("taught"))
-    trained = PointerSelector.from_pretrained("runs/shots_v1/best")
+    selector = LearnedSelector(fit=FitConfig(min_steps=40)).fit(*read_taught("taught"))
+    trained = PointerSelector.from_pretrained("runs/shots_v3_scores/best")
     if selector.held_out.kept == "learned":
         for name, tensor in trained.state_dict().items():
             assert torch.equal(selector.model.state_dict()[name], tensor)
-    found = json.loads(Path("runs/shots_v1/selector/pipeline.json").read_text())["held_out"]
+    found = json.loads(Path("runs/shots_v3_scores/selector/pipeline.json").read_text())["held_out"]
     assert found["trained"] == selector.held_out.trained
 
 
@@ -175,7 +177,7 @@ def test_worth_of_picks_against_a_loop():
 def test_run_without_held_out_comparison_gives_no_warning(call):
     taught(call, 30)
     call("train taught --train.min_steps 1 --num_epochs 1 --model.hidden_dim 32")
-    path = Path("runs/shots_v1/selector/pipeline.json")
+    path = Path("runs/shots_v3_scores/selector/pipeline.json")
     about = json.loads(path.read_text())
     del about["held_out"]
     path.write_text(json.dumps(about))

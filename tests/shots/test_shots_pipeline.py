@@ -18,6 +18,8 @@ from eligo.io import files
 from eligo.io.interrupts import Interrupted
 from eligo.shots import LearnedSelector, load_selector
 from eligo.shots.config import (
+    DEFAULT,
+    NAMED,
     PointerSelectorV0Config,
     PointerSelectorV1Config,
     PointerSelectorV2Config,
@@ -36,6 +38,9 @@ MODELS = {
     "v2": PointerSelectorV2Config(),
     "v2_gru": PointerSelectorV2Config(state="gru"),
     "v3": PointerSelectorV3Config(),
+    "v3_scores": PointerSelectorV3Config(
+        ranking_loss_type="regression", ranking_loss_weight=10.0, hidden_dim=256, dropout=0.1
+    ),
 }
 TRAIN = ["--num_epochs", "2", "--train.min_steps", "1", "--model.hidden_dim", "16"]
 
@@ -63,7 +68,7 @@ def save_host(folder: str) -> str:
 def test_text_pipeline_without_a_model(call):
     taught(call)
     fitted = call("train taught --json", *TRAIN, "--icds_origin", "random_train")
-    assert fitted["folder"] == "runs/shots_v1"
+    assert fitted["folder"] == "runs/shots_v3_scores"
     assert "ndcg" in fitted["best"]
     again = call("train taught --json --resume", *TRAIN, "--icds_origin", "random_train")
     assert again["best"] == fitted["best"]
@@ -88,8 +93,8 @@ def test_text_pipeline_without_a_model(call):
     names = {"none", "random", "nearest", "mmr", "dpp", "bm25", "selector"}
     assert {row["examples"] for row in report["log-probability"]} == names
     assert json.loads(Path("report.json").read_text())["ranking"] == report["ranking"]
-    assert isinstance(load_selector("runs/shots_v1/selector"), LearnedSelector)
-    assert len(LearnedSelector.from_pretrained("runs/shots_v1").pool) == 40
+    assert isinstance(load_selector("runs/shots_v3_scores/selector"), LearnedSelector)
+    assert len(LearnedSelector.from_pretrained("runs/shots_v3_scores").pool) == 40
 
 
 def test_selector_without_examples_is_refused(call):
@@ -188,14 +193,14 @@ def test_ties_are_explained(call):
 def test_wrong_folders_are_refused(call):
     assert "holds no embedded examples" in call("teach", code=2)
     taught(call)
-    assert "runs/shots_v1: is not a folder" in call("predict --question x", code=2)
+    assert "runs/shots_v3_scores: is not a folder" in call("predict --question x", code=2)
     assert "is a pickle" in call("predict --question x --selector best.pth", code=2)
     assert "is a pickle" in call("train old.pth", code=2)
     assert "was taught on candidates of the sampler random" in call(
         "train taught --icds_origin text_train", code=2
     )
     call("train taught --json", *TRAIN)
-    path = Path("runs/shots_v1/selector/pipeline.json")
+    path = Path("runs/shots_v3_scores/selector/pipeline.json")
     whole = path.read_text()
     path.write_text("{}")
     assert "holds no trained selector" in call("predict --question x", code=2)
@@ -296,11 +301,13 @@ def test_every_config_builds(name: str):
         return
     config = load_config(TeachConfig if name == "vqa" else ShotsTrainConfig, f"shots/{name}")
     if isinstance(config, ShotsTrainConfig):
-        assert config.train.lr == 1e-3  # the published one is for the documented form
+        assert config.train.lr == 5e-3  # the published one is for the documented form
         assert (config.train.num_epochs, config.train.batch_size) == (20, 64)
         assert config.model == MODELS[name]
-        other = load_config(ShotsTrainConfig, f"shots/{name}", {"model.version": "v0"})
-        assert other.model == MODELS["v0"]
+        assert NAMED[name] == MODELS[name]
+        if name != DEFAULT:  # which has sizes of its own
+            other = load_config(ShotsTrainConfig, f"shots/{name}", {"model.version": "v0"})
+            assert other.model == MODELS["v0"]
 
 
 def test_signal_never_mixes_two_embeddings(tmp_path, monkeypatch):

@@ -2,7 +2,7 @@
 
 Flags of the V3 design's training command (docs/sources.md):
 
-    --model_version v3   --model.version v3          --sample_num 4949    --data.num_anchors 4949
+    --model_version v3   v3 (the config)             --sample_num 4949    --data.num_anchors 4949
     FOLDER               --data.path FOLDER          --scoring_method gain  --data.objective gain
     --num_epochs, --batch_size, --lr, --weight_decay       the same under --train
     --icds_origin random_train                --data.sampler random --data.split train
@@ -24,7 +24,6 @@ from eligo.io.reading import read_json, reading
 from eligo.shots.data.pickles import is_pickle, refuse_pickle
 
 _ALIASES = {
-    "--model_version": "--model.version",
     "--num_epochs": "--train.num_epochs",
     "--batch_size": "--train.batch_size",
     "--lr": "--train.lr",
@@ -32,7 +31,8 @@ _ALIASES = {
     "--sample_num": "--data.num_anchors",
     "--scoring_method": "--data.objective",
 }
-_ORIGIN = "--icds_origin"
+_ORIGIN, _VERSION = "--icds_origin", "--model_version"
+_VERSIONS = ("v0", "v1", "v2", "v3")
 _SWITCHES = {"--resume", "--json", "--smoke", "--help", "-h"}
 _SAMPLERS = ("random", "text", "image", "mix")
 
@@ -44,11 +44,13 @@ def translate_flags(args: list[str]) -> list[str]:
     ['--train.lr', '1e-4', '--data.sampler', 'random', '--data.split', 'train']
     """
     translated: list[str] = []
+    config = version = None
     words = iter(args)
     for word in words:
         if not word.startswith("-"):
             refuse_pickle(Path(word))
             is_data = Path(word).is_dir() or Path(word).suffix == ".json"
+            config = config if is_data else word
             translated += ["--data.path", word] if is_data else [word]
             continue
         flag, has_value, value = word.partition("=")
@@ -57,12 +59,18 @@ def translate_flags(args: list[str]) -> list[str]:
             value = next(words, None)
         if value is not None and is_pickle(Path(value)):
             refuse_pickle(Path(value))
-        if name == _ORIGIN:
+        if name == _VERSION:
+            version = value
+        elif name == _ORIGIN:
             translated += _translate_origin(value or "")
         else:
             translated.append(_ALIASES.get(name, flag))
             translated += [] if value is None or name in _SWITCHES else [value]
-    return translated
+    if version is None:
+        return translated
+    if config is None and version in _VERSIONS:
+        return [version, *translated]
+    return [*translated, "--model.version", version]
 
 
 def _translate_origin(value: str) -> list[str]:

@@ -263,14 +263,15 @@ _MODEL = "{model}"
 
 
 def model_name(model: AnyPointerConfig) -> str:
-    """Return version, base (if it is not V1) and state (if any) of a model.
+    """Return version, base (if it is not V1), `scores` (if it predicts them) and state (if any).
 
     >>> model_name(PointerSelectorV3Config(base="v2", state="gru"))
     'v3_v2_gru'
     """
     base, state = getattr(model, "base", "v1"), getattr(model, "state", "none")
-    parts = [model.version, base if base != "v1" else "", state if state != "none" else ""]
-    return "_".join(filter(None, parts))
+    predicts = getattr(model, "ranking_loss_type", None) == "regression"
+    parts = [model.version, base if base != "v1" else "", "scores" if predicts else ""]
+    return "_".join(filter(None, [*parts, state if state != "none" else ""]))
 
 
 class FitConfig(Config):
@@ -282,7 +283,7 @@ class FitConfig(Config):
     """Minimum number of steps; few records are repeated more often."""
     batch_size: int = Field(default=64, ge=1)
     """Records in one step; fewer if there are fewer."""
-    lr: float = Field(default=3e-3, gt=0)
+    lr: float = Field(default=5e-3, gt=0)
     """Peak learning rate."""
     weight_decay: float = Field(default=1e-2, ge=0)
     """Decoupled weight decay."""
@@ -308,7 +309,7 @@ class SelectorTrainConfig(TrainConfig):
     evaluations and without early stopping."""
     batch_size: int = Field(default=64, ge=1)
     """Records in one step; fewer if there are fewer."""
-    lr: float = Field(default=3e-3, gt=0)
+    lr: float = Field(default=5e-3, gt=0)
     """Peak learning rate of AdamW; 5 % warm-up, then cosine. The published one is 1e-4."""
     weight_decay: float = Field(default=1e-2, ge=0)
     """Decoupled weight decay."""

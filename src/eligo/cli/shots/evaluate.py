@@ -10,7 +10,7 @@ from eligo.io.files import check_file
 
 
 def run(
-    selector: Path = Path("runs/shots_v1"),
+    selector: Path = Path("runs/shots_v3_scores"),
     data: Path | None = None,
     taught: Path | None = None,
     embedded: Path | None = None,

@@ -19,7 +19,7 @@ def run(
     folder: OptionalPath = None,
     question: str | None = None,
     data: Path | None = None,
-    selector: Annotated[Path, _also("checkpoint_path")] = Path("runs/shots_v1"),
+    selector: Annotated[Path, _also("checkpoint_path")] = Path("runs/shots_v3_scores"),
     embedded: Path | None = None,
     image: Path | None = None,
     group: str | None = None,

@@ -236,7 +236,8 @@ class PhotosStudy:
         return {"tuning": tuning, **tested}
 
     def _load(self, folder: Path) -> None:
-        self.loaded, self.dtype = folder, "float32" if self.quick else "bfloat16"
+        self.loaded = folder
+        self.dtype: Literal["float32", "bfloat16"] = "float32" if self.quick else "bfloat16"
         self.model, self.processor = load_photo_host(folder, self.dtype, str(self.device))
         self.shape = HostShape.of(self.model)
         asked = [row.question for row in self._rows("val")]

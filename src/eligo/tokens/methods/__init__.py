@@ -44,9 +44,10 @@ VIDEO_METHODS = ("evs", "vidcom2")
 """Those that compare frames; they are left out of comparisons on images."""
 
 __all__ = [
-    "DART", "EVS", "METHODS", "MMR", "CDPruner", "DivPrune", "FastV", "GridPooling", "HiPrune", "HoloV",
-    "KeepAll", "MMTok", "Method", "Oracle", "PruMerge", "PyramidDrop", "RandomTokens", "SparseVLM",
-    "ToMe", "UniformGrid", "VIDEO_METHODS", "VidCom2", "VisPruner", "VisionZip", "build", "proposals", "read_method",
+    "DART", "EVS", "METHODS", "MMR", "VIDEO_METHODS", "CDPruner", "DivPrune", "FastV",
+    "GridPooling", "HiPrune", "HoloV", "KeepAll", "MMTok", "Method", "Oracle", "PruMerge",
+    "PyramidDrop", "RandomTokens", "SparseVLM", "ToMe", "UniformGrid", "VidCom2", "VisPruner",
+    "VisionZip", "build", "proposals", "read_method",
 ]  # fmt: skip
 
 

@@ -3,9 +3,9 @@
 On the half of the channels with the lowest variance, scaled to length 1, the likeness to a centre c
 is `g(x, c) = sum_a exp(-|x - c|^2 / 2a)` with a = 1/8, 1/4, 1/2, 1, 2. A frame's weight is
 `1 + p_t - 1/T` with `p = softmax(-mean g(x, clip) / temperature)` over its T frames; within a frame
-the tokens with the lowest `g(x, clip) + g(x, frame)` stay. Departure: a frame's share of the budget,
-in proportion to its tokens and its weight, is rounded by D'Hondt's method, which never exceeds a
-frame and always sums to the budget. An image is a clip of one frame.
+the tokens with the lowest `g(x, clip) + g(x, frame)` stay. Departure: a frame's share of the
+budget, in proportion to its tokens and its weight, is rounded by D'Hondt's method, which never
+exceeds a frame and always sums to the budget. An image is a clip of one frame.
 """
 
 from typing import ClassVar, Literal

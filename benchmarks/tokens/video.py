@@ -1,9 +1,10 @@
 """Do methods keep the tokens that decide a question about a clip?
 
 `python -m benchmarks.tokens.video`, on clips of `eligo.scenes.clips`. A token is a patch of 16
-pixels, its features are its pixels, so no model is needed. For each method and budget: the share of questions for which every deciding object
-has a kept token in the first and in the last frame that shows it (*found*), and the share of the
-tokens on deciding objects that are kept (*kept*). This is no accuracy: that needs a trained host.
+pixels, its features are its pixels, so no model is needed. For each method and budget: the share of
+questions for which every deciding object has a kept token in the first and in the last frame that
+shows it (*found*), and the share of the tokens on deciding objects that are kept (*kept*). This is
+no accuracy: that needs a trained host.
 Budgets are shares of all tokens of the clip. 200 clips take half a minute on a CPU.
 """
 

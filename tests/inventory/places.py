@@ -364,6 +364,7 @@ CHANGED: dict[str, dict[str, str]] = {
             "The two speed commands became one, with the default of the recorded results."
         ),
         "demos bench --suite": "Without a suite, all are run.",
+        "tokens predict --image": "Either an image or a video (`--video`) is required.",
         "demos evaluate --shots": "The numbers of examples are chosen; it was the largest of all.",
         "demos predict --question": "A folder of queries (--data) may be given instead.",
         "patches index --num_workers": (

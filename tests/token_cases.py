@@ -21,8 +21,12 @@ def make_context(
     ties: bool = False,
     width: int = 16,
     sizes: bool = False,
+    frames: int = 0,
 ) -> ReducerContext:
-    """Each image keeps about `share` of its slots; with `ties`, features are few and exact."""
+    """Each image keeps about `share` of its slots; with `ties`, features are few and exact.
+
+    With `frames`, all are videos of so many.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:
@@ -40,6 +44,8 @@ def make_context(
     # Wide enough for all tokens.
     rows_needed = -(-mask.sum(-1) // grid[:, 1])
     grid[:, 0] = torch.maximum(grid[:, 0], rows_needed)
+    if frames:
+        grid[:, 0] = -(-grid[:, 0] // frames) * frames
     positions = torch.full((num_images, num_tokens), 10_000)
     for row in range(num_images):
         cells, count = int(grid[row].prod()), int(mask[row].sum())
@@ -53,6 +59,7 @@ def make_context(
         mask=mask,
         positions=positions,
         grid=grid,
+        frames=torch.full((num_images,), frames) if frames else None,
         sizes=(1 + weights()).masked_fill(~mask, torch.nan) if sizes else None,
         question=draw(num_images, 4, width).masked_fill(~words[..., None], torch.nan),
         question_mask=words,
@@ -86,7 +93,7 @@ def one_row(context: ReducerContext, row: int, only_real: bool = False) -> Reduc
     tokens = context.mask[row] if only_real else torch.ones_like(context.mask[row])
     fields = {}
     for name, value in vars(context).items():
-        per_token = name not in ("grid", "question", "question_mask")
+        per_token = name not in ("grid", "frames", "question", "question_mask")
         fields[name] = value[row : row + 1] if isinstance(value, Tensor) else value
         if per_token and isinstance(value, Tensor):
             fields[name] = (
@@ -102,4 +109,5 @@ contexts = st.builds(
     share=st.sampled_from([0.3, 0.8, 1.0]),
     ties=st.booleans(),
     sizes=st.booleans(),
+    frames=st.sampled_from([0, 3]),
 )

@@ -7,11 +7,11 @@ from pydantic import Field, model_validator
 from eligo.config import Config, load_config
 from eligo.config.bounds import Seed
 from eligo.tokens.config import TokensTrainConfig
-from eligo.tokens.methods import METHODS
+from eligo.tokens.methods import METHODS, VIDEO_METHODS
 
 TWO_STAGE = "two_stage"
 """The training of the first target; `two_stage_<point>` are those of the second."""
-BASELINES = tuple(name for name in METHODS if name != "none")
+BASELINES = tuple(name for name in METHODS if name not in ("none", *VIDEO_METHODS))
 _TINY_LAYERS = 12
 
 

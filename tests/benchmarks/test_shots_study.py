@@ -396,5 +396,5 @@ def test_analytic_table_is_printed(capsys):
     found = analytic_study(config, kinds=["order"])
     assert ["v0" in target["name"] for target in found["formula targets"]] == [True, False]
     rows = found["formulas"]
-    assert [row["formula"] for row in rows] == ["order"] * 9
+    assert [row["formula"] for row in rows] == ["order"] * 10
     assert all(row["low"] <= row["regret"] <= row["high"] for row in rows)

@@ -22,7 +22,7 @@ from eligo.shots.config import PointerSelectorV1Config
 from eligo.shots.inference.learned_selector import LearnedSelector
 from eligo.shots.model.pretrained import build_model
 from eligo.shots.pool.pool import Pool
-from eligo.tokens.methods import METHODS, build
+from eligo.tokens.methods import METHODS, VIDEO_METHODS, build
 from eligo.tokens.plan import Cut, Plan, Stage1
 from shipped_models import LEARNER, VLM, make_models, vlm
 
@@ -160,7 +160,7 @@ def test_tokens_tool(tools: Mapping[str, LiveTool]):
 def test_any_two_methods_are_shown_side_by_side(tools: Mapping[str, LiveTool]):
     tool = tools["tokens"]
     offered = {choice.name: choice.options for choice in tool.choices}
-    methods = set(METHODS) - {"none", "oracle"}
+    methods = set(METHODS) - {"none", "oracle", *VIDEO_METHODS}
     assert set(offered["method"]) == methods | {"plan"}
     assert set(offered["beside"]) == methods | {"plan", "nothing"}
     shown = ask(tool, budget=12, choices={"method": "mmr", "beside": "fastv"})

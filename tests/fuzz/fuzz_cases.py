@@ -115,6 +115,7 @@ TEMPLATES: tuple[tuple[str, ...], ...] = (
      "--plan", "{model tokens_default}", "--max_new_tokens", "2"),
     ("tokens predict", "--image", "{photo}", "--question", "what is it?", "--out", "{out}",
      "--method", "random", "--budget", "8", "--model", "{model vlm}"),
+    ("tokens predict", "--video", "{photo}", "--question", "what is it?", "--frames", "4"),
     ("tokens evaluate", "{model tokens_default}", "--questions", "8"),
     ("tokens sweep", "{config tokens/sweep}", "--out", "{out}"),
     ("tokens bench", "--plan", "{model tokens_default}"),

@@ -356,6 +356,7 @@ REMOVED: dict[str, dict[str, str]] = {
 
 _NEAREST = "Half are what nearest neighbours and MMR take from the whole pool, half are random."
 _RATE = "The default of `LearnedSelector.fit`; both learn from few records."
+_SCORES = "By default a selector learns to predict the teacher's scores: better from few records."
 _RESIDUAL = "Selectors begin as nearest neighbours, among the nearest candidates."
 _TOKENS = "None: batches hold a number of tokens, not of prompts; a limit can still be given."
 _WORKERS = "None: as many worker processes as the cores allow. Batches do not depend on them."
@@ -366,6 +367,10 @@ CHANGED: dict[str, dict[str, str]] = {
         ),
         "demos bench --suite": "Without a suite, all are run.",
         "demos evaluate --batch_size": _TOKENS,
+        "demos evaluate --selector": _SCORES,
+        "demos predict --selector": _SCORES,
+        "demos train [CONFIG]": _SCORES,
+        "tokens predict --image": "Either an image or a video (`--video`) is required.",
         "demos evaluate --shots": "The numbers of examples are chosen; it was the largest of all.",
         "demos predict --question": "A folder of queries (--data) may be given instead.",
         "patches index --num_workers": (
@@ -387,6 +392,7 @@ CHANGED: dict[str, dict[str, str]] = {
         "eligo.demos.teach.config:TeachConfig host.batch_size": _TOKENS,
         "eligo.demos.pipeline.config:DemosTrainConfig train.lr": _RATE,
         "eligo.demos.pipeline.config:SelectorTrainConfig lr": _RATE,
+        "eligo.demos.learned.config:FitConfig lr": _SCORES,
         "eligo.demos.pipeline.config:DemosTrainConfig train.name": "It follows the model.",
         "eligo.tokens.measure.exam_config:ExamConfig rivals": "It is all methods: new ones too.",
         "eligo.demos.pipeline.config:SelectorTrainConfig name": "It follows the model.",

@@ -81,7 +81,7 @@ def test_export_writes_the_words(labels_run: Path, tmp_path: Path, monkeypatch):
     segmenter = Segmenter.from_pretrained(labels_run)
     export.export_onnx(segmenter, tmp_path, height=48, width=64)
     about = json.loads((tmp_path / "onnx.json").read_text())
-    assert about["words"] == list(segmenter.config.classes)
+    assert about["words"]["of every image"] == list(segmenter.config.classes)
 
 
 # ------------------------------------------------------------------ classes of the data

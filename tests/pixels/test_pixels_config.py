@@ -6,8 +6,8 @@ import sys
 import pytest
 import torch
 from pixel_cases import sized, tiny_config
-from pixel_plain import benchmark
 
+from benchmarks.pixels.speed import Case, giga_macs
 from eligo.errors import ConfigError
 from eligo.pixels import PRESETS, Encoder, PixelsConfig, PixelsModel
 
@@ -25,7 +25,7 @@ def test_number_of_encoder_parameters(size: str):
 
 @pytest.mark.parametrize("size", GIGA_MACS)
 def test_flops_of_the_encoder(size: str):
-    found = benchmark.giga_macs(benchmark.Case(size=size))
+    found = giga_macs(Case(size=size))
     assert found == pytest.approx(GIGA_MACS[size], abs=0.05)
 
 

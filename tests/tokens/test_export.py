@@ -59,6 +59,13 @@ def test_exported_module_accepts_questions_of_any_length(tmp_path):
         export_stage1(plan, tmp_path, grid=GRID, width=12)
 
 
+@pytest.mark.parametrize("positions", ["original", "reindex"])
+def test_positions_are_marked(tmp_path, positions):
+    plan = Plan(Stage1(build("divprune"), 4), positions=positions)
+    assert export_stage1(plan, tmp_path, grid=GRID, width=12).positions == positions
+    assert json.loads((tmp_path / "stage1.json").read_text())["positions"] == positions
+
+
 def test_cuts_are_left_out(tmp_path):
     cut = Cut(2, LayerPruner(16, 8, 2), 4)
     plan = Plan(Stage1(build("uniform"), 9), [cut])

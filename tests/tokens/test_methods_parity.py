@@ -37,6 +37,7 @@ class Row(NamedTuple):
     scene: list[bool]
     projected: np.ndarray | None
     objects: list[float]
+    frames: int
 
 
 def row_of(context: ReducerContext, row: int) -> Row:
@@ -65,6 +66,7 @@ def row_of(context: ReducerContext, row: int) -> Row:
         context.scene[row][real].tolist(),
         None if context.projected is None else context.projected[row][real].double().numpy(),
         context.object_row[row][real].tolist(),
+        1 if context.frames is None else int(context.frames[row]),
     )
 
 
@@ -290,6 +292,51 @@ def slow_holov(row: Row, k: int, crops: int, variance_weight: float) -> Answer:
     return [token for _, token in sorted(queue)[:k]], None
 
 
+def slow_evs(row: Row, k: int) -> Answer:
+    size = math.prod(row.grid) // row.frames
+    at = {position: i for i, position in enumerate(row.positions)}
+    first = [i for i, position in enumerate(row.positions) if position - size not in at]
+    changed = {
+        i: 1 - cosine(row.x[i], row.x[at[position - size]])
+        for i, position in enumerate(row.positions)
+        if i not in first
+    }
+    kept = spaced(first, min(k, len(first)))
+    rest = sorted(changed, key=lambda i: (-changed[i], i))
+    return (kept + rest)[:k], None
+
+
+def slow_vidcom2(row: Row, k: int, temperature: float) -> Answer:
+    size = math.prod(row.grid) // row.frames
+    variance = [np.float32(np.var(channel)) for channel in row.x.T]
+    steady = sorted(range(len(variance)), key=lambda c: (variance[c], c))[: len(variance) // 2]
+    units = [x[steady] / math.sqrt(x[steady] @ x[steady]) for x in row.x]
+
+    def likeness(x: np.ndarray, centre: np.ndarray) -> float:
+        square = sum((a - b) ** 2 for a, b in zip(x, centre, strict=True))
+        return sum(math.exp(-square / (2 * 2**power)) for power in range(-3, 2))
+
+    frames: dict[int, list[int]] = {}
+    for i, position in enumerate(row.positions):
+        frames.setdefault(position // size, []).append(i)
+    clip = np.mean(units, axis=0)
+    unusual = {
+        frame: -np.mean([likeness(units[i], clip) for i in tokens])
+        for frame, tokens in frames.items()
+    }
+    highest = max(unusual.values())
+    powers = {frame: math.exp((u - highest) / temperature) for frame, u in unusual.items()}
+    queue = []
+    for frame, tokens in frames.items():
+        weight = 1 + powers[frame] / sum(powers.values()) - 1 / len(frames)
+        centre = np.mean([units[i] for i in tokens], axis=0)
+        usual = {i: likeness(units[i], clip) + likeness(units[i], centre) for i in tokens}
+        ordered = sorted(tokens, key=lambda i: (np.float32(usual[i]), i))
+        for place, token in enumerate(ordered, start=1):
+            queue.append((-np.float32(weight * len(tokens) / place), token))
+    return [token for _, token in sorted(queue)[:k]], None
+
+
 def slow_mmtok(
     row: Row, k: int, vision_weight: float, text_temperature: float, vision_temperature: float
 ) -> Answer:
@@ -371,6 +418,9 @@ CASES: list[tuple[str, Callable[..., Answer], dict]] = [
     ("vispruner", slow_vispruner, {"important_ratio": 0.1}),
     ("holov", slow_holov, {"crops": 16, "variance_weight": 0.09}),
     ("holov", slow_holov, {"crops": 3, "variance_weight": 3.0}),
+    ("evs", slow_evs, {}),
+    ("vidcom2", slow_vidcom2, {"temperature": 0.01}),
+    ("vidcom2", slow_vidcom2, {"temperature": 1.0}),
     ("mmtok", slow_mmtok, {"vision_weight": 0.5, **MMTOK}),
     ("mmtok", slow_mmtok, {"vision_weight": 2.0, **MMTOK}),
     ("mmr", slow_mmr, {"balance": 0.5, "words": "mean"}),
@@ -392,6 +442,7 @@ def test_every_method_has_a_slow_form():
     num_tokens=st.integers(1, 14),
     share=st.sampled_from([0.3, 0.8, 1.0]),
     sizes=st.booleans(),
+    frames=st.sampled_from([0, 3]),
     budgets=st.lists(st.integers(0, 15), min_size=2, max_size=2),
 )
 def test_every_method_equals_its_loops(
@@ -402,9 +453,10 @@ def test_every_method_equals_its_loops(
     num_tokens: int,
     share: float,
     sizes: bool,
+    frames: int,
     budgets: list[int],
 ):
-    context = make_context(seed, 2, num_tokens, share=share, sizes=sizes)
+    context = make_context(seed, 2, num_tokens, share=share, sizes=sizes, frames=frames)
     selection = build(name, **options).select(context, torch.tensor(budgets))
     for i, budget in enumerate(budgets):
         row, slots = row_of(context, i), context.mask[i].nonzero().squeeze(-1).tolist()

@@ -12,7 +12,7 @@ from eligo.errors import MissingExtraError
 from eligo.report.plots import Panel, Point, save_panels
 from eligo.tokens.config import SweepConfig
 from eligo.tokens.inference.sweep import Variant, variants_of
-from eligo.tokens.methods import METHODS, build, read_method
+from eligo.tokens.methods import METHODS, VIDEO_METHODS, build, read_method
 from eligo.tokens.metrics import accuracy_by_family, drop_by_family, paired_drop
 from eligo.tokens.plan import Cut, Plan, Stage1
 
@@ -152,7 +152,7 @@ def test_invalid_input_is_refused(swept, tmp_path, capsys):
 def test_variants_of_a_sweep():
     config = load_run_config("sweep", family="tokens")
     assert isinstance(config, SweepConfig)
-    assert set(config.methods) == set(METHODS) - {"none"}
+    assert set(config.methods) == set(METHODS) - {"none", *VIDEO_METHODS}
     variants = variants_of(config)
     assert len(variants) == 2 + len(config.methods) * len(config.budgets)
     assert len({one.key for one in variants}) == len(variants)

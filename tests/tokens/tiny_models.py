@@ -42,7 +42,7 @@ from transformers import (
 NUM_LAYERS = 4
 WIDTH = 32
 VOCABULARY = 64
-IMAGE_ID, PAD, EOS = 60, 0, 1
+IMAGE_ID, VIDEO_ID, PAD, EOS = 60, 61, 0, 1
 VISION_START = 62
 """What the processors of Qwen2-VL and its relatives write before every image."""
 WINDOW = 12
@@ -87,7 +87,7 @@ _MROPE: dict[str, Any] = {
 }
 _GRID_TOKENS: dict[str, Any] = {
     "image_token_id": IMAGE_ID,
-    "video_token_id": 61,
+    "video_token_id": VIDEO_ID,
     "vision_start_token_id": VISION_START,
     "vision_end_token_id": 63,
     "tie_word_embeddings": False,

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from hosts import TinyHost
-from tiny_models import IMAGE_ID
+from tiny_models import IMAGE_ID, VIDEO_ID
 from torch import Tensor
 
 from eligo.selection import Selection
@@ -84,9 +84,10 @@ def truth(
     core, text = host.model.model, host.text
     ids = torch.cat([prompt["input_ids"], answer[None]], dim=1)
     length, prompt_length = ids.shape[1], prompt["input_ids"].shape[1]
-    vision = ids[0] == IMAGE_ID
+    has_video = "video_grid_thw" in prompt
+    vision = ids[0] == (VIDEO_ID if has_video else IMAGE_ID)
     vision[prompt_length:] = False  # a model may generate the placeholder
-    features, projected, grids, deep = _encode(host, prompt)
+    features, projected, grids, deep = (_encode_video if has_video else _encode)(host, prompt)
     embeds = core.get_input_embeddings()(ids)[0].clone()
     columns = list(vision.nonzero()[:, 0].split([len(image) for image in projected]))
     for place, image in zip(columns, projected, strict=True):
@@ -109,6 +110,7 @@ def truth(
                 mask=torch.ones(1, len(states[image]), dtype=torch.bool),
                 positions=torch.tensor([tokens[image]]),
                 grid=torch.tensor([grids[image]]),
+                frames=prompt["video_grid_thw"][image : image + 1, 0] if has_video else None,
                 question=question[None],
                 question_mask=torch.ones(1, len(question), dtype=torch.bool),
             )
@@ -223,8 +225,37 @@ def _encode(
     return list(features), list(features), grids, deep
 
 
+def _encode_video(
+    host: TinyHost, prompt: dict[str, Any]
+) -> tuple[list[Tensor], list[Tensor], list[tuple[int, int]], list[list[Tensor]]]:
+    """The same of videos: the tower sees one frame at a time."""
+    core, merged = host.model.model, []
+    patches = prompt["pixel_values_videos"]
+    grids, layers, first = [], [], 0
+    for frames, height, width in prompt["video_grid_thw"].tolist():
+        grids.append((frames * height // 2, width // 2))
+        shown = []
+        for _ in range(frames):
+            pixels = patches[first : first + height * width]
+            first += height * width
+            shown.append(core.get_image_features(pixels, torch.tensor([[1, height, width]])))
+        merged.append(torch.cat([output.pooler_output[0] for output in shown]))
+        deep = [getattr(output, "deepstack_features", None) or [] for output in shown]
+        layers.append([torch.cat([rows[0] for rows in layer]) for layer in zip(*deep, strict=True)])
+    return merged, merged, grids, layers
+
+
 def _positions(host: TinyHost, ids: Tensor, prompt: dict[str, Any]) -> Tensor:
     length = ids.shape[1]
+    if "video_grid_thw" in prompt:
+        kinds = 2 * (ids == VIDEO_ID).long()
+        kinds[:, prompt["input_ids"].shape[1] :] = 0
+        return host.model.model.get_rope_index(
+            ids,
+            video_grid_thw=prompt["video_grid_thw"],
+            second_per_grid_ts=prompt.get("second_per_grid_ts"),
+            mm_token_type_ids=kinds,
+        )[0]
     if host.style == "grid":
         kinds = (ids == IMAGE_ID).long()
         kinds[:, prompt["input_ids"].shape[1] :] = 0

@@ -38,7 +38,9 @@ class ReducerContext:
     positions: TokenIndex
     """Raster index of each token in the full grid of its image."""
     grid: Int[Tensor, "images 2"]
-    """Rows and columns of each image's grid."""
+    """Rows and columns of each image's grid; a video has its frames below each other."""
+    frames: Int[Tensor, " images"] | None = None
+    """Frames of each video, which divide the rows of its grid equally; None: images."""
     sizes: TokenValues | None = None
     """Number of tokens merged into each; None: one each."""
     question: Float[Tensor, "images words question_width"] | None = None

@@ -69,7 +69,9 @@ class Trace:
 
     stages: list[StageTrace] = field(default_factory=list)
     grid: Int[Tensor, "images 2"] | None = None
-    """Rows and columns of each image's token grid."""
+    """Rows and columns of each image's token grid; a video has its frames below each other."""
+    frames: Int[Tensor, " images"] | None = None
+    """Frames of each video; None: images."""
     rows: Int[Tensor, " images"] | None = None
     """Batch row of each image."""
     columns: list[Int[Tensor, "batch kept"]] = field(default_factory=list)

@@ -36,7 +36,7 @@ from eligo.tokens.inference.load import load_host
 from eligo.tokens.inference.predict import Prediction, predict
 from eligo.tokens.inference.record import record
 from eligo.tokens.inference.resolve import move_plan, place_method
-from eligo.tokens.methods import METHODS, build
+from eligo.tokens.methods import METHODS, VIDEO_METHODS, build
 from eligo.tokens.plan import Cut, Plan, Stage1
 from eligo.tokens.plan_files import PLAN
 
@@ -44,7 +44,7 @@ _EXAMPLES = 12  # two questions of each family
 _STEPS = 36  # of the slider
 _CACHED = 256  # cached answers of the unpruned model
 _PLAN, _NOTHING = "plan", "nothing"
-_METHODS = tuple(name for name in METHODS if name not in ("none", "oracle"))
+_METHODS = tuple(name for name in METHODS if name not in ("none", "oracle", *VIDEO_METHODS))
 _STRANGE = (
     "The tiny LLaVA was trained on generated scenes only; on other images its answers mean little."
 )

@@ -64,3 +64,10 @@ def run(
             "layers run in transformers only",
             soft_wrap=True,
         )
+    if written.positions == "original":
+        messages().print(
+            "[bold yellow]warning:[/] this plan keeps the original positions of tokens; an engine "
+            "that numbers columns anew gives other answers: pass the positions on, or train with "
+            "positions: reindex (docs/serving.md)",
+            soft_wrap=True,
+        )

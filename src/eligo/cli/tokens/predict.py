@@ -1,7 +1,7 @@
 """`eligo tokens predict`: answer one question from fewer tokens, with a picture of them."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import tyro
 
@@ -12,8 +12,10 @@ from eligo.pretrained.chat import place_image
 
 
 def run(
-    image: Path,
     question: str,
+    image: Path | None = None,
+    video: Path | None = None,
+    frames: Count = 16,
     out: Path | None = None,
     plan: str | None = None,
     method: str | None = None,
@@ -26,15 +28,18 @@ def run(
     time: bool = False,
     json: bool = False,
 ) -> None:
-    """Answer a question about an image from the vision tokens that a plan keeps.
+    """Answer a question about an image or a video from the vision tokens that a plan keeps.
 
     Prints the answer and its cost. With --out, also writes a picture of the tokens that survive
     each stage; `eligo explore OUT` shows them one by one. Without --plan and --method, the tiny
     LLaVA that comes with eligo is pruned by its own plan.
 
     Args:
-        image: The image file.
         question: The question.
+        image: The image file.
+        video: A video file instead, for a Qwen2-VL, Qwen2.5-VL or Qwen3-VL; budgets are then of
+            the whole clip. Needs the extras video and hosts.
+        frames: Frames to read of a video, evenly spaced.
         out: The folder to write pictures to.
         plan: A plan: a folder (of a plan, a checkpoint or a run), or the name of a shipped one.
         method: A training-free method instead of a plan, such as fastv or divprune, with options
@@ -52,6 +57,8 @@ def run(
     """
     if not place_image(question, "--question").strip():
         raise InputError("--question: is empty")
+    if (image is None) == (video is None):
+        raise InputError("expected either --image FILE or --video FILE")
     from eligo.tokens.inference.resolve import load_plan
 
     given = plan or method or budgets or layers
@@ -62,8 +69,9 @@ def run(
     from eligo.tokens.hosts import budget_unit
     from eligo.tokens.inference.load import load_host
     from eligo.tokens.inference.predict import PICTURE, predict
+    from eligo.video import open_clip
 
-    opened = open_image(image)
+    opened = open_clip(video, frames) if video is not None else open_image(cast("Path", image))
     host, processor = load_host(
         HostConfig(model=model, dtype=dtype), device=str(resolve_device(device))
     )
@@ -79,7 +87,7 @@ def run(
         return
     print_text(f"answer: {prediction.answer}\n")
     print_text(prediction.cost.block())
-    if (count := len(prediction.images)) > 1:
+    if video is None and (count := len(prediction.images)) > 1:
         config: Any = host.config
         unit = budget_unit(config.model_type)
         print_text(f"budgets are per {unit}; this image has {count}")

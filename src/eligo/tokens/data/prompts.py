@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
 from eligo.errors import InputError
 from eligo.pretrained.chat import place_image, plain_text, render_chat, spoken_ids, tokenize
+from eligo.video import Clip
 
 _PLAIN = "USER: {image}\n{question} ASSISTANT:"  # as for LLaVA-1.5, without a chat template
 _NO_TEMPLATE = {"PaliGemmaProcessor": "{image}answer en {question}\n"}
@@ -69,6 +71,33 @@ def encode(
     )
     # The processor of PaliGemma also returns labels of the prompts.
     return {name: value for name, value in encoded.items() if name != "labels"}
+
+
+def encode_clip(processor: Any, clip: Clip, question: str) -> dict[str, Tensor]:
+    """Return the inputs of the host for a question about a video, as its processor writes them."""
+    if getattr(processor, "video_processor", None) is None:
+        raise InputError(
+            f"{type(processor).__name__} takes no videos; expected the processor of a Qwen2-VL, "
+            "Qwen2.5-VL or Qwen3-VL (pip install 'eligo[hosts]')"
+        )
+    question = plain_text(processor, place_image(question, "question"))
+    content = [{"type": "video"}, {"type": "text", "text": question}]
+    message = {"role": "user", "content": content}
+    prompt = render_chat(processor, [message], add_generation_prompt=True)
+    frames = np.stack([np.asarray(frame.convert("RGB")) for frame in clip.frames])
+    count = len(frames)
+    metadata = {"total_num_frames": count, "fps": clip.fps, "frames_indices": list(range(count))}
+    encoded = tokenize(
+        processor,
+        text=[prompt],
+        videos=[frames],
+        video_metadata=[metadata],
+        do_sample_frames=False,
+        return_tensors="pt",
+    )
+    if encoded.get("second_per_grid_ts") is not None:  # some processors return a list
+        encoded["second_per_grid_ts"] = torch.as_tensor(encoded["second_per_grid_ts"])
+    return {name: value for name, value in encoded.items() if isinstance(value, Tensor)}
 
 
 def _prepared(processor: Any, images: Sequence[Image.Image | Tensor]) -> Tensor | None:

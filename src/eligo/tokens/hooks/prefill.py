@@ -7,7 +7,7 @@ and everything that counts columns (mask, positions, token types) is gathered wi
 
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from jaxtyping import Bool
@@ -18,7 +18,7 @@ from eligo.errors import InputError
 from eligo.tokens.hooks.context import ForwardPass, Kwargs, PromptState
 from eligo.tokens.hooks.layout import Layout, arrange, inverse, put, take, take_index, take_last
 from eligo.tokens.hooks.prompt import Prompt, PromptScan, locate_images, scan_prompt
-from eligo.tokens.hosts import Capture
+from eligo.tokens.hosts import Capture, Host
 from eligo.tokens.reducer import TOWER_ROWS
 from eligo.tokens.trace import StageTrace, Stopwatch, Trace
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _IMAGE_INPUTS = (
     "pixel_values", "pixel_attention_mask", "image_sizes", "image_grid_thw",
     "image_hidden_states", "mm_encoder_outputs", "mm_token_type_ids",
+    "pixel_values_videos", "video_grid_thw", "second_per_grid_ts",
 )  # fmt: skip
 
 
@@ -52,7 +53,8 @@ class PrefillPatcher:
         mask = kwargs.get("attention_mask")
         _check_mask(mask)
         length = self._prompt_length(input_ids, kwargs)
-        scan = scan_prompt(input_ids, host.image_token_id, mask, self.question_mask, length)
+        token_id = host.config.video_token_id if _has_video(kwargs) else host.image_token_id
+        scan = scan_prompt(input_ids, token_id, mask, self.question_mask, length)
         _check_padding(scan, kwargs)
         capture = self._encode(kwargs)
         prompt = locate_images(scan, capture)
@@ -78,7 +80,7 @@ class PrefillPatcher:
     def is_text(self, kwargs: Kwargs) -> bool:
         """Whether a prompt has neither an image nor a place for one (device sync)."""
         input_ids = kwargs.get("input_ids")
-        if input_ids is None or _has_image(kwargs):
+        if input_ids is None or _has_image(kwargs) or _has_video(kwargs):
             return False
         prompt = input_ids[:, : self._prompt_length(input_ids, kwargs)]
         return not bool((prompt == self.host.image_token_id).any())
@@ -102,11 +104,11 @@ class PrefillPatcher:
         return {**kwargs, "position_ids": positions}
 
     def _encode(self, kwargs: Kwargs) -> Capture:
-        if kwargs.get("pixel_values") is not None:
+        if any(kwargs.get(name) is not None for name in ("pixel_values", "pixel_values_videos")):
             self.host.encode(kwargs)
             assert self.host.capture is not None
             return self.host.capture
-        outputs = _encoded_image(kwargs)
+        outputs = _encoded(kwargs, "video" if _has_video(kwargs) else "image")
         if outputs is None:
             raise InputError(
                 "pruning: got image tokens without an image; expected pixel_values, and the prompt "
@@ -140,7 +142,7 @@ class PrefillPatcher:
         """Run stage 1, if there is one; return the state and the remaining embeddings."""
         host, stage, row_index = self.host, self.plan.stage1, prompt.row_index
         length, num_words = prompt.input_ids.shape[1], prompt.words.shape[1]
-        trace = Trace(grid=prompt.grid, rows=prompt.rows, num_columns=length)
+        trace = Trace(grid=prompt.grid, frames=prompt.frames, rows=prompt.rows, num_columns=length)
         stage_counts = [self.plan.counts(grid) for grid in prompt.grids]
         words = self._embed_words(prompt)
         positions = torch.arange(prompt.columns.shape[-1], device=words.device)
@@ -284,19 +286,38 @@ def _repeated(values: Any, times: int) -> Any:
     return values if values is None or times == 1 else values.repeat_interleave(times, 0)
 
 
-def _encoded_image(kwargs: Kwargs) -> Any:
-    """Return the image features that `generate` computed beforehand, if it did."""
+def _encoded(kwargs: Kwargs, kind: Literal["image", "video"]) -> Any:
+    """Return the features that `generate` computed beforehand, if it did."""
     outputs = kwargs.get("mm_encoder_outputs")
-    return outputs.get("image") if isinstance(outputs, Mapping) else None
+    return outputs.get(kind) if isinstance(outputs, Mapping) else None
 
 
 def _has_image(kwargs: Kwargs) -> bool:
-    return kwargs.get("pixel_values") is not None or _encoded_image(kwargs) is not None
+    return kwargs.get("pixel_values") is not None or _encoded(kwargs, "image") is not None
+
+
+def _has_video(kwargs: Kwargs) -> bool:
+    return kwargs.get("pixel_values_videos") is not None or _encoded(kwargs, "video") is not None
+
+
+def check_video(host: Host, kwargs: Kwargs) -> None:
+    """Raise if there is a video that cannot be pruned."""
+    if not _has_video(kwargs):
+        return
+    if not host.video_inputs:
+        raise InputError(
+            f"pruning: got a video for a {host.family}; expected images: videos are supported in "
+            "Qwen2-VL, Qwen2.5-VL and Qwen3-VL"
+        )
+    if _has_image(kwargs):
+        raise InputError(
+            "pruning: got images and videos in one batch; expected either: call them one by one"
+        )
 
 
 def refuse_image(kwargs: Kwargs) -> None:
-    """Raise if there is an image in a later turn."""
-    if _has_image(kwargs):
+    """Raise if there is an image or a video in a later turn."""
+    if _has_image(kwargs) or _has_video(kwargs):
         raise InputError(
             "pruning: got an image together with a filled cache; images of later turns and "
             "chunked prefill are not supported: expected all images in the first turn"

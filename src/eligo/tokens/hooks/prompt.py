@@ -108,6 +108,7 @@ class Prompt:
     row_index: RowIndex
     counts: Sequence[int]  # tokens per image
     grids: Sequence[tuple[int, int]]
+    num_frames: Sequence[int] | None  # per video; None: images
     columns: Int[Tensor, "images tokens"]  # of the vision tokens; -1 pads
     words: Int[Tensor, "batch words"]  # columns of text, also answers and padding; -1 pads
     num_words: Sequence[int]  # per row
@@ -124,6 +125,11 @@ class Prompt:
     def grid(self) -> Int[Tensor, "images 2"]:
         """`grids` on the device."""
         return upload(self.grids, self.columns.device).reshape(-1, 2)
+
+    @cached_property
+    def frames(self) -> Int[Tensor, " images"] | None:
+        """`num_frames` on the device."""
+        return None if self.num_frames is None else upload(self.num_frames, self.columns.device)
 
     @cached_property
     def last_word(self) -> Int[Tensor, "batch 1"]:
@@ -161,14 +167,14 @@ class Prompt:
 
 def scan_prompt(
     input_ids: Int[Tensor, "batch length"],
-    image_token_id: int,
+    vision_token_id: int,
     attention_mask: Tensor | None,
     question_mask: Bool[Tensor, "rows columns"] | None,
     prompt_length: int,
 ) -> PromptScan:
     """Find placeholders and words (one device sync); columns from `prompt_length` are generated."""
     length = input_ids.shape[1]
-    vision = input_ids == image_token_id
+    vision = input_ids == vision_token_id
     if prompt_length < length:  # a model may generate the placeholder
         vision = vision & (torch.arange(length, device=input_ids.device) < prompt_length)
     real = torch.ones_like(vision) if attention_mask is None else attention_mask[:, -length:].bool()
@@ -223,6 +229,7 @@ def locate_images(scan: PromptScan, capture: Capture) -> Prompt:
         row_index=RowIndex(rows, batch),
         counts=counts,
         grids=[capture.grids[index] for index in source],
+        num_frames=None if capture.frames is None else [capture.frames[index] for index in source],
         columns=_columns(order, num_words, rows, counts),
         words=words,
         num_words=num_words,

@@ -6,7 +6,7 @@ outermost model, because PEFT calls the `forward` of the latter without its hook
 
 import inspect
 import threading
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Set
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -35,7 +35,7 @@ from eligo.tokens.hooks.model_hooks import (
     register,
     unregister,
 )
-from eligo.tokens.hooks.prefill import PrefillPatcher, refuse_image
+from eligo.tokens.hooks.prefill import PrefillPatcher, check_video, refuse_image
 from eligo.tokens.hosts import Host, host_of
 from eligo.tokens.plan import Plan
 from eligo.tokens.reducer import TOWER_ROWS, Budget, Need, Reducer, ReducerContext
@@ -256,10 +256,7 @@ class PruningSession:
         None: the pass has no image, and the model runs as it is.
         """
         kwargs = self.check_call(module, args, kwargs)
-        outputs = kwargs.get("mm_encoder_outputs")
-        video = outputs.get("video") if isinstance(outputs, Mapping) else None
-        if video is not None or kwargs.get("pixel_values_videos") is not None:
-            raise InputError("pruning: got a video; expected images: frames are not supported")
+        check_video(self.host, kwargs)
         cache = kwargs.get("past_key_values")
         if cache is not None and cache in self._text_caches:
             refuse_image(kwargs)

@@ -36,11 +36,12 @@ _CAPTURE = "eligo_capture"
 
 @dataclass
 class Capture:
-    """Vision features of a batch of images: one entry per image (per tile, if the host tiles)."""
+    """Vision features of a batch: one entry per image (or tile), or per video."""
 
     features: Sequence[Float[Tensor, "_ width"]]  # input of the projector, if there is one
     projected: Sequence[Float[Tensor, "_ text_width"]]  # input of the language model
-    grids: Sequence[tuple[int, int]]  # rows and columns of tokens
+    grids: Sequence[tuple[int, int]]  # rows and columns of tokens; frames below each other
+    frames: Sequence[int] | None = None  # of each video, in equal parts of the rows; None: images
     cls_row: Sequence[Float[Tensor, " _"]] | None = None  # attention over the tokens
     object_row: Sequence[Float[Tensor, " _"]] | None = None  # the same in a middle layer
     # By layer, then image: what the language model adds to the states after each early layer.
@@ -84,6 +85,8 @@ class Host:
     """Whether older transformers, which encode images inside the core only, are refused."""
     image_inputs: ClassVar[tuple[str, ...]] = ("pixel_values",)
     """Arguments of the core that `get_image_features` takes too."""
+    video_inputs: ClassVar[tuple[str, ...]] = ()
+    """The same of `get_video_features`; empty: videos are refused."""
 
     def __init__(self, model: nn.Module) -> None:
         self.outer = model
@@ -285,9 +288,11 @@ class Host:
         return rows
 
     def encode(self, inputs: Mapping[str, Any]) -> None:
-        """Run tower and projector on the image arguments of a forward pass; hooks capture."""
-        given = {name: inputs[name] for name in self.image_inputs if inputs.get(name) is not None}
-        self.core.get_image_features(**given)
+        """Run tower and projector on the images or videos of a forward pass; hooks capture."""
+        is_video = inputs.get("pixel_values_videos") is not None
+        names = self.video_inputs if is_video else self.image_inputs
+        given = {name: inputs[name] for name in names if inputs.get(name) is not None}
+        (self.core.get_video_features if is_video else self.core.get_image_features)(**given)
 
     def project(
         self, features: Float[Tensor, "images tokens width"]

@@ -7,3 +7,4 @@ class Glm4V(Qwen2VL):
     """Its tower ends with a convolution and a projector."""
 
     family = "GLM-4V"
+    video_inputs = ()  # its frames are images between markers

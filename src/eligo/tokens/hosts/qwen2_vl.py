@@ -1,4 +1,8 @@
-"""Qwen2-VL: grids of any size, positions with three axes, the projector inside the tower."""
+"""Qwen2-VL: grids of any size, positions with three axes, the projector inside the tower.
+
+A video is one grid: its frames (pairs of them, `temporal_patch_size`) are stacked in the rows, so
+that raster indices count frames, rows and columns, and a budget is that of the whole clip.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,6 +24,7 @@ class Qwen2VL(Host):
     mrope = True
     object_depth = 1 / 2
     image_inputs = ("pixel_values", "image_grid_thw")
+    video_inputs = ("pixel_values_videos", "video_grid_thw")
 
     @property
     def tower_layers(self) -> nn.ModuleList:
@@ -43,7 +48,10 @@ class Qwen2VL(Host):
             for need, values in self._take_rows().items()
         }
         added = [layer.split(lengths) for layer in self.added_features(output)]
-        self.capture = Capture(features, features, grids, added=added, **rows)
+        frames: list[int] = grid[:, 0].tolist()
+        self.capture = Capture(
+            features, features, grids, frames if max(frames) > 1 else None, added=added, **rows
+        )
 
     def added_features(self, _output: Any) -> Sequence[Float[Tensor, "tokens text_width"]]:
         """Return the features that the language model adds after its first layers."""
@@ -57,13 +65,15 @@ class Qwen2VL(Host):
 
     def prompt_positions(self, inputs: Mapping[str, Any], input_ids: Ids) -> Positions:
         """Return positions on the full grid, before anything is dropped; set `rope_deltas`."""
-        kinds, grid = inputs.get("mm_token_type_ids"), inputs.get("image_grid_thw")
-        if kinds is None or grid is None:
+        kinds, names = inputs.get("mm_token_type_ids"), ("image_grid_thw", "video_grid_thw")
+        grids = {name: inputs[name] for name in names if inputs.get(name) is not None}
+        if kinds is None or not grids:
             length = input_ids.shape[1]
             return torch.arange(length, device=input_ids.device).expand(3, len(input_ids), length)
         positions, deltas = self.core.get_rope_index(
             input_ids,
-            image_grid_thw=grid,
+            **grids,
+            second_per_grid_ts=inputs.get("second_per_grid_ts"),
             attention_mask=inputs.get("attention_mask"),
             mm_token_type_ids=kinds,
         )

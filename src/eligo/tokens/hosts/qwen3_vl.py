@@ -1,4 +1,7 @@
-"""Qwen3-VL: Qwen2-VL with DeepStack, which adds vision features again after the first layers."""
+"""Qwen3-VL: Qwen2-VL with DeepStack, which adds vision features again after the first layers.
+
+Timestamps separate the frames of a video in the prompt; they are text and always stay.
+"""
 
 from collections.abc import Sequence
 from typing import Any

@@ -3,7 +3,9 @@
 Such an engine needs the number of placeholders before it has features: `Plan.count` returns it. The
 module maps the tower features of an image to fewer features, with their positions in the grid and
 the number of tokens that each one replaces. Engines add no attention bias, so plans that merge and
-need one (`size_bias`) are errors; cuts between layers run in transformers only.
+need one (`size_bias`) are errors; cuts between layers run in transformers only. An engine with
+one-dimensional positions numbers the kept columns anew: `positions` says what the plan expects
+(docs/serving.md).
 """
 
 import json
@@ -81,6 +83,9 @@ class ExportedStage1:
     kept: int
     left_out: list[str]
     """Parts of the plan that an engine cannot run."""
+    positions: str
+    """`reindex`: kept tokens are numbered anew, as engines with one-dimensional positions do;
+    `original`: the engine must keep their positions in the full prompt."""
 
 
 def export_stage1(
@@ -146,6 +151,7 @@ def export_stage1(
         "grid": list(grid),
         "kept": module.budget,
         "left_out": left_out,
+        "positions": plan.positions,
     }
     out = Path(out)
     content = BytesIO()  # not a file: torch aborts the process if the disk is full
@@ -153,7 +159,9 @@ def export_stage1(
     write_bytes(out / MODULE, content.getvalue())
     write_text(out / ABOUT, json.dumps(about, indent=1) + "\n")
     paths = str(out / MODULE), str(out / ABOUT)
-    return ExportedStage1(*paths, reducer.name, names, num_tokens, module.budget, left_out)
+    return ExportedStage1(
+        *paths, reducer.name, names, num_tokens, module.budget, left_out, plan.positions
+    )
 
 
 def _exported(module: nn.Module, arguments: tuple[Tensor, ...], name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Answer one question on one image from fewer tokens; return the tokens and the cost too."""
+"""Answer one question on one image or video from fewer tokens; return tokens and cost too."""
 
 import json
 from dataclasses import dataclass
@@ -26,12 +26,14 @@ from eligo.tokens.cost.flops import Cost, Measured, count_cost
 from eligo.tokens.cost.plan_cost import selectors_of, trace_schedules
 from eligo.tokens.cost.shapes import HostShape
 from eligo.tokens.data.examples import Collator, TokenExample
-from eligo.tokens.data.prompts import image_token_id
+from eligo.tokens.data.prompts import encode_clip, image_token_id
 from eligo.tokens.hooks.pruning import pruning
+from eligo.tokens.inference.frames import by_frame
 from eligo.tokens.inference.load import dtype_of, floats_of, load_host
 from eligo.tokens.inference.resolve import load_plan, move_plan
 from eligo.tokens.plan import Plan
 from eligo.tokens.trace import StageTrace, Stopwatch, Trace
+from eligo.video import Clip
 
 PICTURE, RESULT = "tokens.png", "result.json"
 """Files that `Prediction.save` writes, beside the record for the explorer."""
@@ -48,11 +50,12 @@ class Prediction:
     cost: Cost
     trace: Trace
     images: tuple[Image.Image, ...]
-    """Input of the vision tower, cropped and scaled: the image, or its tiles."""
+    """Input of the vision tower, cropped and scaled: the image, its tiles, or the first frames of
+    each group of frames that share tokens."""
 
     @property
     def selection(self) -> Selection:
-        """The vision tokens that survive all stages: one row per image or tile, on the CPU.
+        """The vision tokens that survive all stages: one row per image, tile or video, on the CPU.
 
         Candidates are all tokens of the grid; a score is from the last stage that scored the token.
         """
@@ -61,9 +64,10 @@ class Prediction:
     @property
     def picture(self) -> Image.Image:
         """A picture of the tokens that survive each stage, drawn at every access."""
+        trace = by_frame(self.trace)
         return stages_picture(
             self.images,
-            [(_heading(stage), _kept(stage, self.trace)) for stage in self.trace.stages],
+            [(_heading(stage), _kept(stage, trace)) for stage in trace.stages],
             title=self.question,
             caption=f"answer: {self.answer}",
         )
@@ -94,7 +98,7 @@ class Prediction:
 
 
 def predict(
-    image: ImageLike,
+    image: ImageLike | Clip,
     question: str,
     *,
     model: str | Path | nn.Module,
@@ -106,10 +110,11 @@ def predict(
     device: str = "auto",
     timed: bool = False,
 ) -> Prediction:
-    """Answer a question about an image from the vision tokens that a plan keeps.
+    """Answer a question about an image or a video from the vision tokens that a plan keeps.
 
     Args:
-        image: A file, a PIL image, a NumPy array (height, width, channels) or a tensor.
+        image: A file, a PIL image, a NumPy array (height, width, channels) or a tensor; or a video,
+            as `eligo.video.open_clip` returns it.
         question: The question.
         model: Folder, shipped name or hub name of a host; or a loaded model of transformers.
         plan: A plan, its folder, or the name of a shipped one.
@@ -126,7 +131,7 @@ def predict(
     ... # doctest: +SKIP
     """
     check_count("max_new_tokens", max_new_tokens)
-    image = as_image(image)
+    image = image if isinstance(image, Clip) else as_image(image)
     chosen = None
     if plan is not None or method is not None or budget is not None:
         chosen = load_plan(plan, method, () if budget is None else (budget,))
@@ -144,23 +149,32 @@ def _answer(
     model: Any,
     processor: Any,
     plan: Plan,
-    image: Image.Image,
+    image: Image.Image | Clip,
     question: str,
     *,
     max_new_tokens: int,
     timed: bool,
 ) -> Prediction:
-    batch = Collator(processor)([TokenExample("question", image, question, ())])
+    if isinstance(image, Clip):
+        encoded, unit = encode_clip(processor, image, question), "video"
+        is_vision = encoded["input_ids"] == model.config.video_token_id
+        question_mask = encoded["attention_mask"].bool() & ~is_vision
+    else:
+        batch = Collator(processor)([TokenExample("question", image, question, ())])
+        encoded, question_mask, unit = batch.inputs, batch.question_mask, "image"
+        is_vision = encoded["input_ids"] == image_token_id(processor)
+        upright = batch.examples[0].image
+        assert isinstance(upright, Image.Image)
+        image = upright
     device, dtype = next(model.parameters()).device, dtype_of(model)
     move_plan(plan, device)
-    inputs = {name: v.to(device) for name, v in floats_of(model, batch.inputs).items()}
+    inputs = {name: v.to(device) for name, v in floats_of(model, encoded).items()}
     length = inputs["input_ids"].shape[1]
-    num_tokens = int((inputs["input_ids"] == image_token_id(processor)).sum())
-    plan.check_budgets(num_tokens, "of this image")
+    plan.check_budgets(int(is_vision.sum()), f"of this {unit}")
     ContextWatch(model).look(length)
     # Read before `pruning`, which may replace it.
     backend = getattr(model.config.get_text_config(), "_attn_implementation", None)
-    with pruning(model, plan, batch.question_mask.to(device)) as trace, torch.no_grad():
+    with pruning(model, plan, question_mask.to(device)) as trace, torch.no_grad():
         output = model.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)
         measured = _measure(model, inputs, trace, backend) if timed else Measured()
     answer = processor.batch_decode(output[:, length:], skip_special_tokens=True)[0].strip()
@@ -172,9 +186,10 @@ def _answer(
         dtype=str(dtype).removeprefix("torch."),
         measured=measured,
     )
-    upright = batch.examples[0].image
-    assert isinstance(upright, Image.Image)
-    images = _tower_images(processor, batch.inputs, upright, trace)
+    if isinstance(image, Clip):
+        images = _first_frames(image, trace)
+    else:
+        images = _tower_images(processor, encoded, image, trace)
     return Prediction(question, answer, cost, trace, tuple(images))
 
 
@@ -274,6 +289,14 @@ def _with_newlines(image: Image.Image, columns: int) -> Image.Image:
     wider = Image.new("RGB", (image.width + image.width // max(columns - 1, 1), image.height))
     wider.paste(image)
     return wider
+
+
+def _first_frames(clip: Clip, trace: Trace) -> list[Image.Image]:
+    """Return a frame for each grid in time: the tower encodes several frames together."""
+    assert trace.grid is not None
+    count = 1 if trace.frames is None else int(trace.frames[0])
+    together = -(-len(clip.frames) // count)
+    return [clip.frames[min(number * together, len(clip.frames) - 1)] for number in range(count)]
 
 
 def _tower_images(

@@ -7,6 +7,7 @@ from torch import Tensor
 from eligo.explorer.record import Answer, ExplorerRecord, Grid, Stage
 from eligo.selection import Selection
 from eligo.tokens.cost.flops import Cost
+from eligo.tokens.inference.frames import by_frame
 from eligo.tokens.inference.predict import Prediction
 from eligo.tokens.trace import Trace
 
@@ -21,17 +22,18 @@ def record(
     title: str | None = None,
     note: str = "",
 ) -> ExplorerRecord:
-    """Return a record with a stage for each reduction (and tile), over the grid of the tokens.
+    """Return a record with a stage for each reduction (and tile or frame), over its token grid.
 
     `answers`: the answers to show, by default only that of the prediction.
     """
     images = prediction.images
-    names = ["image"] if len(images) == 1 else [f"tile {n + 1}" for n in range(len(images))]
+    part = "tile" if prediction.trace.frames is None else "frame"
+    names = ["image"] if len(images) == 1 else [f"{part} {n + 1}" for n in range(len(images))]
     return ExplorerRecord(
         title=title or prediction.question,
         kind=KIND,
         query=prediction.question,
-        stages=trace_stages(prediction.trace, names),
+        stages=trace_stages(by_frame(prediction.trace), names),
         pictures=dict(zip(names, images, strict=True)),
         answers=tuple(answers) or (Answer("pruned", prediction.answer),),
         cost=cost_lines(prediction.cost),

@@ -13,6 +13,7 @@ from eligo.tokens.methods.base import Method
 from eligo.tokens.methods.cdpruner import CDPruner
 from eligo.tokens.methods.dart import DART
 from eligo.tokens.methods.divprune import DivPrune
+from eligo.tokens.methods.evs import EVS
 from eligo.tokens.methods.fastv import FastV
 from eligo.tokens.methods.grid import GridPooling, UniformGrid
 from eligo.tokens.methods.hiprune import HiPrune
@@ -26,6 +27,7 @@ from eligo.tokens.methods.pyramiddrop import PyramidDrop
 from eligo.tokens.methods.random import RandomTokens
 from eligo.tokens.methods.sparsevlm import SparseVLM
 from eligo.tokens.methods.tome import ToMe
+from eligo.tokens.methods.vidcom2 import VidCom2
 from eligo.tokens.methods.visionzip import VisionZip
 from eligo.tokens.methods.vispruner import VisPruner
 from eligo.train.rng import mix
@@ -35,14 +37,17 @@ METHODS: Mapping[str, type[Method]] = MappingProxyType({
     "tome": ToMe, "fastv": FastV, "pyramiddrop": PyramidDrop, "visionzip": VisionZip,
     "hiprune": HiPrune, "vispruner": VisPruner, "holov": HoloV, "prumerge": PruMerge,
     "divprune": DivPrune, "dart": DART, "mmtok": MMTok, "cdpruner": CDPruner, "mmr": MMR,
-    "sparsevlm": SparseVLM, "oracle": Oracle,
+    "sparsevlm": SparseVLM, "evs": EVS, "vidcom2": VidCom2, "oracle": Oracle,
 })  # fmt: skip
 """In the order in which tables show them."""
+VIDEO_METHODS = ("evs", "vidcom2")
+"""Those that compare frames; they are left out of comparisons on images."""
 
 __all__ = [
-    "DART", "METHODS", "MMR", "CDPruner", "DivPrune", "FastV", "GridPooling", "HiPrune", "HoloV",
-    "KeepAll", "MMTok", "Method", "Oracle", "PruMerge", "PyramidDrop", "RandomTokens", "SparseVLM",
-    "ToMe", "UniformGrid", "VisPruner", "VisionZip", "build", "proposals", "read_method",
+    "DART", "EVS", "METHODS", "MMR", "VIDEO_METHODS", "CDPruner", "DivPrune", "FastV",
+    "GridPooling", "HiPrune", "HoloV", "KeepAll", "MMTok", "Method", "Oracle", "PruMerge",
+    "PyramidDrop", "RandomTokens", "SparseVLM", "ToMe", "UniformGrid", "VidCom2", "VisPruner",
+    "VisionZip", "build", "proposals", "read_method",
 ]  # fmt: skip
 
 

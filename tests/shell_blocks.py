@@ -19,7 +19,7 @@ PAGES = {
     for family in ("tokens", "patches", "pixels", "shots")
 }
 """How the paths of a family's documents start."""
-PAGES["tokens"] += ["docs/photos.md", f"{_MODELS}/vlm"]
+PAGES["tokens"] += ["docs/photos.md", "docs/serving.md", f"{_MODELS}/vlm"]
 PAGES["others"] = [
     "README.md", "docs/configs.md", "docs/demo.md", "docs/explorer.md", "docs/shipped_models.md",
     f"{_CONFIGS}/scenes",
@@ -36,6 +36,9 @@ SKIPPED = {
     "python examples/": "run by tests/examples",
     "python -m benchmarks.": "run by tests/benchmarks",
     "eligo explore --live": "a server, which does not end; run by tests/explorer",
+    "eligo tokens predict --model FOLDER --video": (
+        "needs the video processor of a Qwen model; tests/tokens/test_video_predict.py runs our part"
+    ),
     "trtexec": "another program, which needs a GPU",
     "eligo pixels export": "shape checks cannot be traced; run by tests/pixels/test_pixels_onnx.py",
 }

@@ -37,7 +37,7 @@ SKIPPED = {
     "python -m benchmarks.": "run by tests/benchmarks",
     "eligo explore --live": "a server, which does not end; run by tests/explorer",
     "eligo tokens predict --model FOLDER --video": (
-        "needs the video processor of a Qwen model; run in part by tests/tokens/test_video_predict.py"
+        "needs the video processor of a Qwen model; tests/tokens/test_video_predict.py runs it"
     ),
     "trtexec": "another program, which needs a GPU",
     "eligo pixels export": "shape checks cannot be traced; run by tests/pixels/test_pixels_onnx.py",

@@ -26,11 +26,12 @@ _Lost = dict[str, dict[str, tuple[float, float, float]]]
 
 
 def main() -> None:
-    """Draw all plots."""
+    """Draw all plots; those of photos, if the study on photos was run."""
     plot_study(read("study.json"), PICTURES / "tokens_study.png")
-    photos = read("photos.json")
-    plot_photos(photos, PICTURES / "tokens_photos.png")
-    plot_families(photos, PICTURES / "tokens_photos_families.png")
+    if (RESULTS / "photos.json").is_file():
+        photos = read("photos.json")
+        plot_photos(photos, PICTURES / "tokens_photos.png")
+        plot_families(photos, PICTURES / "tokens_photos_families.png")
     bench, tiny = read("bench.json"), read("bench_tiny.json")
     groups = {
         f"LLaVA-1.5-7B shapes, batch {batch}": speeds(bench, batch)
@@ -65,14 +66,7 @@ def plot_study(summary: Mapping[str, Any], path: Path) -> Path:
             if point.isdigit():
                 label = how or label.replace("_", " ")
                 others.setdefault(label, {})[f"{point} %"] = value
-    return save_dots(
-        {"methods": _ranked(methods), "two stages otherwise": _ranked(others)},
-        path,
-        x_label="points of accuracy lost against all tokens (95 % intervals)",
-        ticks=_TICKS,
-        linear_to=1.0,
-        marked=0.0,
-    )
+    return _save_lost({"methods": methods, "two stages otherwise": others}, path)
 
 
 def plot_photos(summary: Mapping[str, Any], path: Path) -> Path:
@@ -85,14 +79,7 @@ def plot_photos(summary: Mapping[str, Any], path: Path) -> Path:
             group = learned if method.startswith((TWO_STAGE, "merger", "pruners")) else others
             name = OURS if method == TWO_STAGE else method.replace("_", " ")
             group.setdefault(name, {})[f"{point} tokens"] = (row["lost"], row["low"], row["high"])
-    return save_dots(
-        {"trained": _ranked(learned), "training-free": _ranked(others)},
-        path,
-        x_label="points of accuracy lost against all 256 tokens (95 % intervals)",
-        ticks=_TICKS,
-        linear_to=1.0,
-        marked=0.0,
-    )
+    return _save_lost({"trained": learned, "training-free": others}, path)
 
 
 def plot_families(summary: Mapping[str, Any], path: Path) -> Path:
@@ -113,6 +100,17 @@ def plot_families(summary: Mapping[str, Any], path: Path) -> Path:
         panels.append(Panel(family, curves, levels))
     return save_panels(
         panels, path, x_label="FLOPs of the language model saved (%)", y_label="right answers (%)"
+    )
+
+
+def _save_lost(groups: Mapping[str, _Lost], path: Path) -> Path:
+    return save_dots(
+        {name: _ranked(lost) for name, lost in groups.items()},
+        path,
+        x_label="points of accuracy lost against all tokens (95 % intervals)",
+        ticks=_TICKS,
+        linear_to=1.0,
+        marked=0.0,
     )
 
 

@@ -26,7 +26,6 @@ from eligo.images import open_image
 from eligo.pretrained.chat import place_image
 from eligo.shots.config import ShotsHostConfig
 from eligo.shots.data.items import answers_of
-from eligo.shots.data.query import Query
 from eligo.shots.hosts.client import AnswerError, Client, Unsupported
 from eligo.shots.hosts.prompt import (
     Placement,
@@ -36,7 +35,7 @@ from eligo.shots.hosts.prompt import (
     turn_of,
     write_prompt,
 )
-from eligo.shots.hosts.scorer import Request, Scores
+from eligo.shots.hosts.scorer import OneQuery, Request, Scores
 from eligo.shots.pool.pool import Pool
 from eligo.vqa import vqa_accuracy
 
@@ -152,7 +151,7 @@ def open_remote(config: ShotsHostConfig) -> RemoteHost:
     return RemoteHost(client, config.model, config.instruction, config.parallel)
 
 
-class RemoteScorer:
+class RemoteScorer(OneQuery):
     """Scores the queries' answers by a server."""
 
     calls_together = _CALLS
@@ -166,21 +165,6 @@ class RemoteScorer:
             isinstance(item, dict) and item.get("image") for item in queries.payload or ()
         )
         self.scoring: Scoring = "accuracy" if has_images else host.scoring()
-
-    def baseline(self, query: Query) -> Scores:
-        """Score the answer without any example."""
-        return self.score_lists(query, [()])
-
-    def score(self, query: Query, prefix: Sequence[str], candidates: Sequence[str]) -> Scores:
-        """Score the examples `(*prefix, c)`, in order of choice, for each candidate c."""
-        return self.score_lists(query, [(*prefix, name) for name in candidates])
-
-    def score_lists(self, query: Query, lists: Sequence[Sequence[str]]) -> Scores:
-        """Score whole lists of examples, in order of choice."""
-        scores = self.score_all([Request(query, lists)])[0]
-        if isinstance(scores, UnscorableError):
-            raise scores
-        return scores
 
     def score_all(self, requests: Sequence[Request]) -> list[Scores | UnscorableError]:
         """Score the lists of several queries; a query without an answer gives its error."""

@@ -93,6 +93,29 @@ class PoolingScorer(Protocol):
         ...
 
 
+class OneQuery:
+    """One query at a time, for scorers that score several together."""
+
+    def score_all(self, requests: Sequence[Request]) -> list[Scores | UnscorableError]:
+        """Score the lists of several queries; one that cannot be scored gives its error."""
+        raise NotImplementedError
+
+    def baseline(self, query: Query) -> Scores:
+        """Score the answer without any example."""
+        return self.score_lists(query, [()])
+
+    def score(self, query: Query, prefix: Sequence[str], candidates: Sequence[str]) -> Scores:
+        """Score the examples `(*prefix, c)`, in order of choice, for each candidate c."""
+        return self.score_lists(query, [(*prefix, name) for name in candidates])
+
+    def score_lists(self, query: Query, lists: Sequence[Sequence[str]]) -> Scores:
+        """Score whole lists of examples, in order of choice."""
+        scores = self.score_all([Request(query, lists)])[0]
+        if isinstance(scores, UnscorableError):
+            raise scores
+        return scores
+
+
 class _Row(NamedTuple):
     """One prompt to score."""
 
@@ -104,7 +127,7 @@ class _Row(NamedTuple):
     span: Ids
 
 
-class HostScorer:
+class HostScorer(OneQuery):
     """Log-probabilities of the queries' answers, by a host."""
 
     def __init__(
@@ -126,21 +149,6 @@ class HostScorer:
         self.calls_together = _CALLS.get(reader.device.type, 1)
         self._turn = lru_cache(_CACHED)(lambda name: turn_of(pool, name))
         self._query = lru_cache(_CACHED)(self._read_query)
-
-    def baseline(self, query: Query) -> Scores:
-        """Score the answer without any example."""
-        return self.score_lists(query, [()])
-
-    def score(self, query: Query, prefix: Sequence[str], candidates: Sequence[str]) -> Scores:
-        """Score the examples `(*prefix, c)`, in order of choice, for each candidate c."""
-        return self.score_lists(query, [(*prefix, name) for name in candidates])
-
-    def score_lists(self, query: Query, lists: Sequence[Sequence[str]]) -> Scores:
-        """Score whole lists of examples, in order of choice."""
-        scores = self.score_all([Request(query, lists)])[0]
-        if isinstance(scores, UnscorableError):
-            raise scores
-        return scores
 
     def score_all(self, requests: Sequence[Request]) -> list[Scores | UnscorableError]:
         """Score the lists of several queries; an answer without tokens gives its error."""

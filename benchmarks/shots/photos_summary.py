@@ -125,23 +125,23 @@ def print_summary(summary: Mapping[str, Any]) -> None:
     for name, one in summary["sets"].items():
         table = compact_table(
             f"{name}: {one['queries']} queries, MMR's balance {one['balance']}",
-            "lead: of a learned selector over the nearest examples, 95 % interval",
+            "log-prob: of the right answer · over ...: lead of a learned selector in it, 95 % "
+            "interval over frames or photos and seeds",
             ("examples",),
-            ["shots", "log-prob.", "accuracy", "lead", "interval", "lead over MMR", "interval"],
+            ["log-prob", "accuracy", *(f"over {rival}" for rival in _RIVALS)],
         )
         for row in one["rows"]:
             leads = [row.get(f"logprob lead over {rival}") for rival in _RIVALS]
-            cells = [
-                cell
-                for lead in leads
-                for cell in (
-                    ("-", "-")
-                    if lead is None
-                    else (f"{lead[0]:+.3f}", f"{lead[1]:+.3f} to {lead[2]:+.3f}")
-                )
-            ]
-            values = f"{row['logprob'][0]:.3f}", f"{100 * row['accuracy'][0]:.1f} %"
-            table.add_row(row["examples"], str(row["shots"]), *values, *cells)
+            table.add_row(
+                f"{row['shots']} {row['examples']}" if row["shots"] else "none",
+                f"{row['logprob'][0]:.3f}",
+                f"{100 * row['accuracy'][0]:.1f} %",
+                *("-" if lead is None else _lead(*lead) for lead in leads),
+            )
         results().print(table)
     for target in summary["targets"]:
         print_text(f"{reached_or_not(target['met'])}: {target['text']}")
+
+
+def _lead(mean: float, low: float, high: float) -> str:
+    return f"{mean:+.2f} ({low:+.2f} to {high:+.2f})"

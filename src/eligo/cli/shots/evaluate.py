@@ -67,6 +67,7 @@ def run(
         embedded = data
     pipeline = load_pipeline(selector, embedded, model_version=model_version)
     measured: dict[str, Any] = {}
+    tables: dict[str, Any] = {}
     if taught is not None:
         records = load_records(RecordsConfig(path=taught, embedded=data), 32, 0)
         check_examples(pipeline, records.pool, taught)
@@ -77,8 +78,23 @@ def run(
         host = {"model": model, "url": url, "batch_size": batch_size, "device": device}
         answered = answering(pipeline, queries, shots, host, num_queries)
         measured["queries"] = {"answered": len(answered.queries), "of": len(queries)}
-        measured |= answered.tables()
+        tables = answered.tables()
         if per_query is not None:
             answered.save(per_query)
-    write_result_file(out, device, measured)
-    print_result(measured, json)
+    write_result_file(out, device, measured | tables)
+    if not json:
+        tables = {name: _intervals(rows) for name, rows in tables.items()}
+    print_result(measured | tables, json)
+
+
+def _intervals(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows with each interval in one cell, so that a table fits 80 columns."""
+    from eligo.shots.inference.evaluate import LEAD
+
+    cell = "{:.3f} ({:.3f} to {:.3f})".format
+    return [
+        {"shots": row["shots"], "examples": row["examples"]}
+        | {"mean": cell(row["mean"], row["from"], row["to"])}
+        | {"lead": cell(*(row[key] for key in LEAD)) if "lead" in row else None}
+        for row in rows
+    ]

@@ -38,6 +38,8 @@ from eligo.vqa import vqa_accuracy
 
 SELECTOR = "selector"
 """Name of the evaluated selector in tables."""
+LEAD = ("lead", "lead from", "lead to")
+"""Columns: lead of the evaluated selector over the row, with its interval."""
 _NONE = "none"
 
 Lists = dict[tuple[str, int], list[list[str]]]
@@ -77,7 +79,7 @@ class Answered:
             row: dict[str, Any] = {"shots": key[1], "examples": key[0]}
             row |= dict(zip(("mean", "from", "to"), own, strict=True))
             if key[0] != SELECTOR:
-                row |= dict(zip(("lead", "lead from", "lead to"), lead, strict=True))
+                row |= dict(zip(LEAD, lead, strict=True))
             rows.append(row)
         return rows
 

@@ -42,6 +42,7 @@ from eligo.io.files import write_text
 from eligo.report.intervals import bootstrap_means
 from eligo.report.provenance import provenance
 from eligo.scenes.clips import KINDS, ClipGraph, Kind, draw_clip_graphs
+from eligo.scenes.config import Split
 from eligo.scenes.painter import render_all
 from eligo.tokens.config import TemperatureConfig
 from eligo.tokens.hooks.masking import masking
@@ -116,11 +117,17 @@ class TestClips:
 def draw_test_clips(settings: Settings, device: torch.device) -> TestClips:
     """Draw the clips of the test split."""
     config = settings.host
-    options = {"num_frames": config.num_frames}
-    clips = draw_clip_graphs(config.scenes, "test", range(settings.clips), device, **options)
+    clips = _draw(config, "test", settings.clips, device)
     rgb = render_all(clips.frames()).rgb.unflatten(0, (-1, config.num_frames))
-    clips = draw_clip_graphs(config.scenes, "test", range(settings.clips), **options)
-    return TestClips(rgb, tuple(_rows(clips)))
+    return TestClips(rgb, tuple(_rows(_draw(config, "test", settings.clips))))
+
+
+def _draw(
+    config: VideoHostConfig, split: Split, count: int, device: torch.device | str = "cpu"
+) -> ClipGraph:
+    return draw_clip_graphs(
+        config.scenes, split, range(count), device, num_frames=config.num_frames
+    )
 
 
 def _rows(clips: ClipGraph) -> Iterator[Row]:
@@ -276,10 +283,7 @@ def _write_seed(settings: Settings, seed: int, device: str, path: Path) -> None:
 
 def question_only(settings: Settings, rows: Sequence[Row]) -> str:
     """Answer with the usual answer of training clips to the same words, or to the kind."""
-    config = settings.host
-    clips = draw_clip_graphs(
-        config.scenes, "train", range(settings.usual_clips), num_frames=config.num_frames
-    )
+    clips = _draw(settings.host, "train", settings.usual_clips)
     usual = fit_usual_answers((row.question, row.kind, row.answer) for row in _rows(clips))
     return "".join("01"[usual(row.question, row.kind) == row.answer] for row in rows)
 
@@ -287,10 +291,7 @@ def question_only(settings: Settings, rows: Sequence[Row]) -> str:
 def merge(settings: Settings, seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the result file: answers of all seeds, and their summary."""
     config = settings.host
-    clips = draw_clip_graphs(
-        config.scenes, "test", range(settings.clips), num_frames=config.num_frames
-    )
-    rows = tuple(_rows(clips))
+    rows = tuple(_rows(_draw(config, "test", settings.clips)))
     common = [name for name in seeds[0]["right"] if all(name in one["right"] for one in seeds)]
     right = {name: [one["right"][name] for one in seeds] for name in common}
     right["question only"] = [question_only(settings, rows)] * len(seeds)
@@ -399,9 +400,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     seeds = [json.loads(path.read_text()) for path in files if path.is_file()]
     document = provenance("python -m benchmarks.tokens.video", device)
     document |= {"quick": options.quick} | merge(settings, seeds)
+    write_text(options.out, json.dumps(document) + "\n")
     print(tables(document))
     print(QUICK if options.quick else f"written: {options.out}")
-    write_text(options.out, json.dumps(document) + "\n")
 
 
 if __name__ == "__main__":

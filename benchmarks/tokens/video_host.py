@@ -416,7 +416,8 @@ class HostTraining:
     def __init__(self, config: VideoHostConfig, seed: int, device: torch.device) -> None:
         torch.manual_seed(seed)
         self.config, self.seed, self.device = config, seed, device
-        self.model = build_host(config).to(device)
+        self.model: Any = build_host(config)
+        self.model.to(device)
         for_equal_rows(self.model)
         self.heads = Heads(config).to(device)
         self.each = config.questions // len(KINDS)

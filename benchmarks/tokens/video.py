@@ -62,6 +62,7 @@ WHOLE, LEARNED = "none", "learned"
 CONTROLS = ("no video", "other clip", "frames shuffled", "question only")
 _LEFT_OUT = ("none", "oracle")  # nothing to prune; knows the objects of scenes only
 _BATCH = 500
+_RESAMPLES = 2000
 _WEIGHTS = {"task": 1.0, "kl": 1.0, "hidden": 0.5, "sparsity": 1e-4}
 
 
@@ -313,19 +314,22 @@ def summarise(rows: Sequence[Row], right: Mapping[str, Sequence[str]]) -> list[d
     names = list(right)
     bits = torch.tensor([[[int(bit) for bit in run] for run in right[name]] for name in names])
     bits = 100 * bits.double()
+    ours = {name: f"{LEARNED}@{name.partition('@')[2]}" for name in names if "@" in name}
+    pairs = [(names.index(WHOLE), number) for number in range(len(names))]
+    ours = {name: learned for name, learned in ours.items() if learned in names}
+    pairs += [(names.index(ours.get(name, name)), number) for number, name in enumerate(names)]
+    differences = torch.stack([bits[one] - bits[other] for one, other in pairs])
     clips = [row.clip for row in rows]
-    lost = bootstrap_means((bits[names.index(WHOLE)] - bits).tolist(), groups=clips)
+    intervals = bootstrap_means(differences.tolist(), resamples=_RESAMPLES, groups=clips)
     found = []
     for number, name in enumerate(names):
         accuracy = {ALL: bits[number].mean().item()}
         for kind in KINDS:
             chosen = torch.tensor([row.kind == kind for row in rows])
             accuracy[kind] = bits[number][:, chosen].mean().item()
-        entry: dict[str, Any] = {"method": name, "accuracy": accuracy, "lost": lost[number]}
-        ours = f"{LEARNED}@{name.partition('@')[2]}"
-        if "@" in name and ours in names and name != ours:
-            ahead = bits[names.index(ours)] - bits[number]
-            entry["learned_ahead"] = bootstrap_means([ahead.tolist()], groups=clips)[0]
+        entry: dict[str, Any] = {"method": name, "accuracy": accuracy, "lost": intervals[number]}
+        if name in ours and ours[name] != name:
+            entry["learned_ahead"] = intervals[len(names) + number]
         found.append(entry)
     return found
 

@@ -47,6 +47,61 @@ class SceneClip:
     questions: tuple[ClipQuestion, ...]
 
 
+@dataclass(frozen=True)
+class ClipGraph:
+    """Clips before they are rendered."""
+
+    graph: SceneGraph
+    """The objects, all of them, at their places in the first frame."""
+    way: Int64[Tensor, "clips slots"]
+    """Direction of each object, an index of `DIRECTIONS`."""
+    appears: Int64[Tensor, "clips slots"]
+    """First frame of each object."""
+    num_frames: int
+
+    def __len__(self) -> int:
+        return len(self.graph)
+
+    def frames(self) -> SceneGraph:
+        """Return every frame as a scene, those of a clip behind each other."""
+        number = torch.arange(self.num_frames, device=self.graph.device).repeat(len(self))
+        rows = torch.arange(len(self), device=self.graph.device)
+        rows = rows.repeat_interleave(self.num_frames)
+        still, step = self.graph[rows], _steps(self.way, self.num_frames)[rows]
+        return replace(
+            still,
+            x=still.x + step[..., 0] * number[:, None],
+            y=still.y + step[..., 1] * number[:, None],
+            exists=still.exists & (self.appears[rows] <= number[:, None]),
+        )
+
+    def questions(self, row: int) -> tuple[ClipQuestion, ...]:
+        """Return one question of each kind that has a unique answer, on one clip."""
+        return _questions(self.graph[row : row + 1], self.way[row], self.appears[row])
+
+
+def draw_clip_graphs(
+    config: SceneConfig,
+    split: Split,
+    indices: Int64[Tensor, " clips"] | range,
+    device: torch.device | str = "cpu",
+    *,
+    num_frames: int = 8,
+) -> ClipGraph:
+    """Draw the clips with these indices of a split, without pixels."""
+    check_count("num_frames", num_frames)
+    graph = draw_scenes(config, split, indices, device)
+    way = draws.integers(graph.keys, "clip direction", config.num_slots, len(DIRECTIONS))
+    # Objects appear at different times in the first half, if it has enough frames.
+    order = draws.permutations(graph.keys, "clip order", config.num_slots)
+    appears = order * num_frames // (2 * config.num_slots)
+    path, margin = _steps(way, num_frames) * (num_frames - 1), graph.radius[..., None]
+    start = torch.stack([graph.x, graph.y], -1)
+    start = start.maximum(margin - path.clamp_max(0)).minimum(UNIT - margin - path.clamp_min(0))
+    graph = replace(graph, exists=graph.askable, x=start[..., 0], y=start[..., 1])
+    return ClipGraph(graph, way, appears, num_frames)
+
+
 def draw_clips(
     config: SceneConfig, split: Split, indices: range, *, num_frames: int = 8
 ) -> list[SceneClip]:
@@ -56,34 +111,17 @@ def draw_clips(
     >>> clip.rgb.shape
     torch.Size([8, 3, 64, 64])
     """
-    check_count("num_frames", num_frames)
-    graph = draw_scenes(config, split, indices)
-    graph = replace(graph, exists=graph.askable)
-    way = draws.integers(graph.keys, "clip direction", config.num_slots, len(DIRECTIONS))
-    # Objects appear at different times in the first half, if it has enough frames.
-    order = draws.permutations(graph.keys, "clip order", config.num_slots)
-    appears = order * num_frames // (2 * config.num_slots)
-    step = _STEPS[way] * (UNIT // (4 * num_frames))
-    path, margin = step * (num_frames - 1), graph.radius[..., None]
-    start = torch.stack([graph.x, graph.y], -1)
-    start = start.maximum(margin - path.clamp_max(0)).minimum(UNIT - margin - path.clamp_min(0))
-    frames, shown = [], []
-    for number in range(num_frames):
-        moved = start + step * number
-        exists = graph.exists & (appears <= number)
-        frame = replace(graph, x=moved[..., 0], y=moved[..., 1], exists=exists)
-        rendered = render(frame)
-        frames.append(rendered.rgb)
-        shown.append(rendered.instances)
-    rgb, instances = torch.stack(frames, 1), torch.stack(shown, 1)
-    return [
-        SceneClip(
-            rgb[row],
-            instances[row],
-            _questions(graph[row : row + 1], way[row], appears[row]),
-        )
-        for row in range(len(graph))
-    ]
+    clips = draw_clip_graphs(config, split, indices, num_frames=num_frames)
+    rendered = render(clips.frames())
+    rgb, shown = (
+        values.unflatten(0, (-1, num_frames)) for values in (rendered.rgb, rendered.instances)
+    )
+    return [SceneClip(rgb[row], shown[row], clips.questions(row)) for row in range(len(clips))]
+
+
+def _steps(way: Int64[Tensor, "clips slots"], num_frames: int) -> Int64[Tensor, "clips slots 2"]:
+    """Return how far each object moves from frame to frame."""
+    return _STEPS.to(way.device)[way] * (UNIT // (4 * num_frames))
 
 
 def _questions(

@@ -39,10 +39,9 @@ from eligo.tokens.metrics import ALL, as_bits
 from eligo.tokens.plan import Plan, Stage1
 
 PLANS: Mapping[str, Mapping[str, Any]] = {
-    "tokens_reindex": {},
+    "tokens_reindex": {"optim.merger.lr": 1e-3},
     "tokens_folding": {"positions": "original"},
-    "tokens_reindex_half": {"merger.ratio": 0.5},
-    "tokens_reindex_lr": {"optim.merger.lr": 1e-3},
+    "tokens_reindex_half": {"optim.merger.lr": 1e-3, "merger.ratio": 0.5},
 }
 """Differences from `eligo tokens train serving`."""
 _SHIPPED = ("tokens_reindex", "tokens_folding")

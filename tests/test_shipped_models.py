@@ -9,6 +9,8 @@ from safetensors import safe_open
 
 from eligo.errors import InputError
 from eligo.pretrained.load import CARD, SHIPPED, shipped_models
+from eligo.tokens.inference.resolve import shipped_plans
+from eligo.tokens.plan_files import PLAN
 
 MODELS = shipped_models()
 LIMITS = {"vlm": 20, "tokens": 3, "patches": 4, "shots": 9, "pixels": 4}
@@ -129,3 +131,9 @@ def test_tiny_llava_loads_strictly(tmp_path: Path):
     save_vlm(model, build_processor(sizes), tmp_path)
     with pytest.raises(InputError, match=r"missing: model\.multi_modal_projector\.linear_2\.bias"):
         load_vlm(tmp_path)
+
+
+def test_plans_for_engines_are_not_offered_elsewhere():
+    """The demo and the live page try plans in transformers, where a size bias is right."""
+    for_engines = set(shipped_models(PLAN)) - set(shipped_plans())
+    assert for_engines == {"tokens_folding", "tokens_reindex"}

@@ -14,7 +14,6 @@ from eligo.explorer.record import Answer
 from eligo.images import open_image
 from eligo.io.reading import numbered_lines
 from eligo.pretrained.chat import place_image
-from eligo.pretrained.load import shipped_models
 from eligo.tokens.config import HostConfig
 from eligo.tokens.cost.flops import Cost
 from eligo.tokens.cost.shapes import HostShape
@@ -22,10 +21,9 @@ from eligo.tokens.inference.equal_cost import spending
 from eligo.tokens.inference.load import load_host
 from eligo.tokens.inference.predict import predict
 from eligo.tokens.inference.record import record
-from eligo.tokens.inference.resolve import move_plan
+from eligo.tokens.inference.resolve import move_plan, shipped_plans
 from eligo.tokens.methods import build
 from eligo.tokens.plan import Plan, Stage1
-from eligo.tokens.plan_files import PLAN
 from eligo.train.progress import ProgressBar
 from eligo.vqa import VqaExample, normalise_answer, read_vqa, read_vqa_lines, vqa_accuracy
 
@@ -143,7 +141,7 @@ def choose_plan(shape: HostShape, model: str | None, plan: str | None) -> tuple[
     """Return the given plan, the cheapest shipped one, or (other hosts) a training-free one."""
     if plan is not None:
         return Path(plan).name, Plan.from_pretrained(plan)
-    learned = {name: Plan.from_pretrained(name) for name in shipped_models(PLAN)}
+    learned = shipped_plans()
     if model is None and learned:
         name = min(learned, key=lambda name: spending(shape, learned[name], _TEXT))
         return name, learned[name]

@@ -22,9 +22,9 @@ from eligo.tokens.inference.evaluate import WHOLE, Answers, answer_blindly, answ
 from eligo.tokens.inference.load import load_host
 from eligo.tokens.inference.predict import predict
 from eligo.tokens.inference.record import record
+from eligo.tokens.inference.resolve import shipped_plans
 from eligo.tokens.methods import build, read_method
 from eligo.tokens.plan import Plan, Stage1
-from eligo.tokens.plan_files import PLAN
 from eligo.train.progress import ProgressBar
 
 NAME, QUESTION = "tokens", "which vision tokens survive inside the language model?"
@@ -57,7 +57,7 @@ def run(settings: DemoSettings) -> Part:
     examples = SceneExamples(
         world, "test", settings.count(_QUESTIONS), grid=(side, side), device=settings.device
     )
-    learned = {name: Plan.from_pretrained(name) for name in shipped_models(PLAN)}
+    learned = shipped_plans()
     plans = compared_plans(shape, learned, _text_length(processor, examples))
     # A batch holds every family once, so that the times of batches can be compared.
     with ProgressBar(NAME, len(examples)) as bar:

@@ -35,10 +35,9 @@ from eligo.tokens.data.examples import SceneExamples, TokenExample
 from eligo.tokens.inference.load import load_host
 from eligo.tokens.inference.predict import Prediction, predict
 from eligo.tokens.inference.record import record
-from eligo.tokens.inference.resolve import move_plan, place_method
+from eligo.tokens.inference.resolve import move_plan, place_method, shipped_plans
 from eligo.tokens.methods import METHODS, VIDEO_METHODS, build
 from eligo.tokens.plan import Cut, Plan, Stage1
-from eligo.tokens.plan_files import PLAN
 
 _EXAMPLES = 12  # two questions of each family
 _STEPS = 36  # of the slider
@@ -57,8 +56,7 @@ def tokens_tool(device: str) -> LiveTool | None:
     shape = HostShape.load(shipped_model("vlm", made_by=MADE_BY))
     supply = shape.vision
     assert supply is not None  # set for hosts with one image size
-    plans = [Plan.from_pretrained(name) for name in shipped_models(PLAN)]
-    plans = plans or [_training_free_plan(supply, shape.num_layers)]
+    plans = list(shipped_plans().values()) or [_training_free_plan(supply, shape.num_layers)]
     for plan in plans:
         move_plan(plan, device)
     questions = SceneExamples(SceneConfig(), "validation", _EXAMPLES).__getitems__(range(_EXAMPLES))

@@ -47,6 +47,16 @@ def load_plan(
     return _with_budget(plan, budgets[0]) if budgets else plan
 
 
+def shipped_plans() -> dict[str, Plan]:
+    """Return the shipped plans by name, but those for serving engines, which have no size bias.
+
+    >>> "tokens_default" in shipped_plans()
+    True
+    """
+    plans = {name: Plan.from_pretrained(name) for name in shipped_models(PLAN)}
+    return {name: plan for name, plan in plans.items() if plan.size_bias}
+
+
 def _with_budget(plan: Plan, budget: int | float) -> Plan:
     """Return the plan with all its amounts scaled, so that the first stage keeps `budget`."""
     if not plan.stages:

@@ -289,8 +289,8 @@ class FitConfig(Config):
     """Decoupled weight decay."""
     validation: float = Field(default=0.1, gt=0, lt=1)
     """Share of the records (whole groups) held out to choose the best step."""
-    patience: int = Field(default=5, ge=1)
-    """Stop after this many evaluations without a new best."""
+    patience: int | None = Field(default=None, ge=1)
+    """Stop after this many evaluations without a new best; none: never."""
     seed: Seed = 0
     """Seed of weights, split, candidates and dropout."""
 
@@ -318,8 +318,9 @@ class SelectorTrainConfig(TrainConfig):
     query has different scores for its candidates."""
     mode: Literal["min", "max"] = "max"
     """Whether the monitored metric should fall or rise."""
-    patience: int | None = Field(default=5, ge=1)
-    """Stop after this many evaluations without a new best; none: never."""
+    patience: int | None = Field(default=None, ge=1)
+    """Stop after this many evaluations without a new best; none: never, since trainings are short
+    and improve until the learning rate has fallen."""
 
     @model_validator(mode="after")
     def _losses_fall(self) -> "SelectorTrainConfig":

@@ -139,25 +139,6 @@ def test_geometry_attention_matches_torch(
             close(found, attend(query.float(), key.float(), value.float(), bias))
 
 
-def test_operators_for_compilers():
-    """Each has the result of its kernel, and says its shape and type without values."""
-    from eligo.pixels.model import operators
-
-    x, weight, bias = torch.randn(1, 2, 3, 12), torch.randn(12, 1, 3, 3), torch.randn(12)
-    turns = pair_cos_sin(*rotary_tables(2, 3, rotary_frequencies(2)))
-    token, valid = torch.randn(1, 2, 3, 2, 6), torch.rand(1, 1, 2, 3) < 0.5
-    calls = {
-        "depthwise": (x.half(), weight, bias, x),
-        "norm": (x, bias, bias, 1e-6, BF16),
-        "rotated": (x, turns),
-        "attend": (token, token, token, "rows", -bias[:2].abs(), bias[:2], valid.float(), valid),
-    }
-    for name, arguments in calls.items():
-        found = getattr(torch.ops.eligo_pixels, name)(*arguments)
-        assert torch.equal(found, getattr(kernels, name)(*arguments))
-        torch.library.opcheck(getattr(operators, name), arguments)
-
-
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [((1, 1, 1, 1), F32), ((2, 3, 5, 16), F16), ((1, 7, 11, 80), BF16), ((1, 2, 3, 600), F32)],

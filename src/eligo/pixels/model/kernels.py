@@ -16,7 +16,7 @@ import triton.language as tl
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from eligo.pixels.model.layers import Tokens
+from eligo.pixels.model.layers import Tokens, products_in_tf32
 
 _LOG2_E = 1.4426950408889634
 _FILTER_TILES = {4: (32, 32, 4), 2: (16, 32, 2)}  # bytes of a number: columns, channels, warps
@@ -242,7 +242,6 @@ def attend(
     }[line]
     queries, keys, warps = _ATTENTION_TILE
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
-    exact = torch.backends.cuda.matmul.fp32_precision != "tf32"
     launch: Any = _attend[(batch * lines * -(-length // queries), heads)]
     launch(
         query.contiguous(), key.contiguous(), value.contiguous(),
@@ -251,7 +250,7 @@ def attend(
         decay, prior_weights, out, tokens, lines, length, line_step, token_step, width, heads,
         head_dim**-0.5 * _LOG2_E, D=head_dim, FULL=line == "all",
         HAS_DEPTH=z is not None, HAS_MASK=valid is not None,
-        PRECISION="tf32x3" if exact else "tf32",
+        PRECISION="tf32" if products_in_tf32() else "tf32x3",
         QUERIES=queries, KEYS=keys, CHANNELS=max(16, triton.next_power_of_2(head_dim)),
         num_warps=warps,
     )  # fmt: skip

@@ -1,6 +1,5 @@
 """Small layers of the pixels model, and the choice between torch and Triton kernels."""
 
-import importlib
 import logging
 import os
 from collections.abc import Callable
@@ -35,10 +34,8 @@ def use_kernels(x: Tensor, *weights: Tensor) -> bool:
     return _kernels_run(x.device, x.dtype)
 
 
-def operator(name: Literal["attend", "depthwise", "norm", "rotated"]) -> Callable[..., Any]:
-    """Return a function of `kernels`; for a compiler, which cannot look inside, as an operator."""
-    if torch.compiler.is_compiling():
-        return getattr(torch.ops.eligo_pixels, name)
+def kernel(name: Literal["attend", "depthwise", "norm", "rotated"]) -> Callable[..., Any]:
+    """Return a function of `kernels`, which is imported on a GPU only."""
     from eligo.pixels.model import kernels
 
     return getattr(kernels, name)
@@ -57,8 +54,14 @@ def _kernels_run(device: torch.device, dtype: torch.dtype) -> bool:
     return (device.type == "cuda" or interpreted) and _triton_works(device, dtype)
 
 
+def products_in_tf32() -> bool:
+    """Whether torch allows TF32 in products of float32 matrices."""
+    return torch.backends.cuda.matmul.fp32_precision == "tf32"
+
+
 # As `torch.compiler.assume_constant_result` does, which would import the compiler.
 _kernels_run.__dict__["_dynamo_marked_constant"] = True
+products_in_tf32.__dict__["_dynamo_marked_constant"] = True
 
 
 def _is_intercepted() -> bool:
@@ -84,7 +87,6 @@ def _triton_works(device: torch.device, dtype: torch.dtype) -> bool:
         kernels.rotated(one.expand(1, 1, 1, 6), one.float().expand(1, 1, 1, 1, 2).contiguous())
         token, rate = one.view(1, 1, 1, 1, 1), one.float()
         kernels.attend(token, token, token, "all", rate, rate.expand(2).contiguous())
-        importlib.import_module("eligo.pixels.model.operators")
     except Exception as error:
         _log.warning("Triton does not work here (%s); using torch, which is slower", error)
         return False
@@ -118,7 +120,7 @@ class Depthwise(nn.Conv2d):
         """Filter every channel; the result is added to `onto`."""
         weights = [part for part in (self.weight, self.bias, onto) if part is not None]
         if self.is_small(input.dtype) and self.bias is not None and use_kernels(input, *weights):
-            return operator("depthwise")(input, self.weight, self.bias, onto)
+            return kernel("depthwise")(input, self.weight, self.bias, onto)
         # Both permutes are views (the memory is channels-last).
         filtered = super().forward(input.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
         return filtered if onto is None else onto + filtered
@@ -132,13 +134,13 @@ class TokenNorm(nn.LayerNorm):
     """LayerNorm before a matrix product; the kernel already returns the autocast type."""
 
     def forward(self, input: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
-        """Normalise every token."""
-        if not use_kernels(input, self.weight, self.bias):
+        """Normalise every token; a compiler fuses torch's norm with what is around it."""
+        if torch.compiler.is_compiling() or not use_kernels(input, self.weight, self.bias):
             return super().forward(input)
         device = input.device.type
         half = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if half else input.dtype
-        return operator("norm")(input, self.weight, self.bias, self.eps, dtype)
+        return kernel("norm")(input, self.weight, self.bias, self.eps, dtype)
 
 
 class DropPath(nn.Module):

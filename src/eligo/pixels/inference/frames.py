@@ -128,7 +128,7 @@ class FrameRunner:
         with self._lock:
             if self._captured is None or self._captured[0] != self._stamp():
                 weights = [*self.model.parameters(), *self.model.buffers()]
-                self._watched = [x for x in weights if not x.is_inference()]  # which have no version
+                self._watched = [x for x in weights if not x.is_inference()]  # no version
                 copy = frozen(self.model, self.dtype)
                 stages = cast("list[Stage]", list(copy.encoder.stages))
                 graphs = GraphedFunction(

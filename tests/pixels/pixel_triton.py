@@ -90,6 +90,25 @@ def test_filter_accepts_strided_views():
 
 
 @pytest.mark.parametrize(
+    ("shape", "out_dim", "dtype"),
+    [((1, 1), 1, F32), ((2, 3, 5, 8), 3, F32), ((70, 65), 33, F32), ((2, 33, 40), 70, F16)],
+)
+def test_products_match_torch(shape: tuple[int, ...], out_dim: int, dtype: torch.dtype):
+    """Partly filled tiles, with bias and without, strided; every size of tiles."""
+    x, weight = torch.randn(shape, dtype=dtype), torch.randn(out_dim, shape[-1], dtype=dtype) / 4
+    bias = torch.randn(out_dim, dtype=dtype)
+    for least in (1, 10_000):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kernels, "_LINEAR_PROGRAMS", least)
+            for given in (x, x.transpose(0, -2)):
+                for shift in (bias, None):
+                    found = kernels.linear(given, weight, shift)
+                    assert found.dtype == dtype
+                    exact = None if shift is None else shift.float()
+                    close(found, F.linear(given.float(), weight.float(), exact))
+
+
+@pytest.mark.parametrize(
     ("height", "width", "heads", "head_dim", "dtype"),
     [
         (1, 1, 1, 2, F16), (3, 5, 2, 16, BF16), (5, 7, 3, 6, F32), (4, 9, 5, 16, F16),
@@ -202,7 +221,7 @@ def test_gradient_passes_a_frozen_filter():
     assert not filtered(torch.randn(1, 5, 6, 4), onto.detach()).requires_grad
 
 
-@pytest.mark.parametrize("which", ["norm", "depthwise", "rotated", "attend"])
+@pytest.mark.parametrize("which", ["linear", "norm", "depthwise", "rotated", "attend"])
 def test_torch_is_used_if_triton_fails(
     which: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eligo.pixels.model.geometry import Geometry, prior_rates, rotate
-from eligo.pixels.model.layers import Depthwise, Tokens, kernel, use_kernels
+from eligo.pixels.model.layers import Depthwise, TokenLinear, Tokens, kernel, use_kernels
 
 
 class GeometryAttention(nn.Module):
@@ -22,9 +22,9 @@ class GeometryAttention(nn.Module):
     def __init__(self, dim: int, num_heads: int) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.qkv = nn.Linear(dim, 3 * dim)
+        self.qkv = TokenLinear(dim, 3 * dim)
         self.local = Depthwise(dim, 5)
-        self.output = nn.Linear(dim, dim)
+        self.output = TokenLinear(dim, dim)
 
     def forward(self, x: Tokens, geometry: Geometry, prior_weights: Float[Tensor, "2"]) -> Tokens:
         """Attend; `prior_weights` are w0 (grid) and w1 (depth) of the block."""

@@ -1,9 +1,10 @@
-"""Triton kernels for inference: depthwise filters, norms, rotary embedding, geometry attention.
+"""Triton kernels for inference: products, filters, norms, rotary embedding, geometry attention.
 
 For these shapes torch leaves most of a GPU's memory bandwidth unused and takes several passes. Here
 every number is read once and written once, and attention computes the geometry prior from the depth
 of its tokens instead of reading it. Sums are in float32; so are products of float32 numbers (three
-TF32 products, as in torch's fused attention), unless torch allows TF32 for them.
+TF32 products, as in torch's fused attention), unless torch allows TF32 for them. Linear layers use
+such products too, which are faster than cuBLAS's.
 There are no gradients: `layers.use_kernels` chooses between these kernels and torch. With
 `TRITON_INTERPRET=1` they run on a CPU, for tests.
 """
@@ -22,11 +23,73 @@ _LOG2_E = 1.4426950408889634
 _FILTER_TILES = {4: (32, 32, 4), 2: (16, 32, 2)}  # bytes of a number: columns, channels, warps
 _ROTARY_TILE = (32, 64)  # tokens, channels
 _ATTENTION_TILE = (32, 32, 2)  # queries, keys, warps
+_LINEAR_TILES = ((64, 64, 64, 4), (64, 32, 32, 4), (32, 32, 32, 2))
+"""Rows, columns, steps, warps: the first that fills the GPU."""
+_LINEAR_PROGRAMS = 120
 _NORM_TILE = 2048  # numbers
 
 
 @triton.jit
 @no_type_check  # Triton's language
+def _linear(
+    x,  # (N, I)
+    weight,  # (O, I)
+    bias,  # (O,), unused without HAS_BIAS
+    out,  # (N, O)
+    num_tokens,
+    in_dim,
+    out_dim,
+    HAS_BIAS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STEPS: tl.constexpr,
+):
+    num_blocks = tl.cdiv(out_dim, COLUMNS)
+    token = (tl.program_id(0) // num_blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = (tl.program_id(0) % num_blocks) * COLUMNS + tl.arange(0, COLUMNS)
+    step = tl.arange(0, STEPS)
+    left = x + token[:, None] * in_dim + step[None, :]
+    right = weight + column[None, :] * in_dim + step[:, None]
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, in_dim, STEPS):
+        given = step < in_dim - start
+        rows = tl.load(left, (token < num_tokens)[:, None] & given[None, :], 0.0)
+        columns = tl.load(right, (column < out_dim)[None, :] & given[:, None], 0.0)
+        total = tl.dot(rows, columns, total, input_precision=PRECISION)
+        left += STEPS
+        right += STEPS
+    if HAS_BIAS:
+        total += tl.load(bias + column, column < out_dim, 0.0).to(tl.float32)[None, :]
+    kept = (token < num_tokens)[:, None] & (column < out_dim)[None, :]
+    position = token[:, None] * out_dim + column[None, :]
+    tl.store(out + position, total.to(out.dtype.element_ty), kept)
+
+
+def linear(
+    x: Float[Tensor, "*tokens in_dim"],
+    weight: Float[Tensor, "out_dim in_dim"],
+    bias: Float[Tensor, " out_dim"] | None = None,
+) -> Float[Tensor, "*tokens out_dim"]:
+    """Return `x W' + b`, all of one type."""
+    out_dim, in_dim = weight.shape
+    out = torch.empty((*x.shape[:-1], out_dim), dtype=x.dtype, device=x.device)
+    num_tokens = x.numel() // in_dim
+    sizes = [(-(-num_tokens // tile[0]) * -(-out_dim // tile[1]), tile) for tile in _LINEAR_TILES]
+    filling = [size for size in sizes if size[0] >= _LINEAR_PROGRAMS]
+    programs, (rows, columns, steps, warps) = (filling or sizes[-1:])[0]
+    launch: Any = _linear[(programs,)]
+    launch(
+        x.contiguous(), weight.contiguous(), weight if bias is None else bias, out,
+        num_tokens, in_dim, out_dim, HAS_BIAS=bias is not None,
+        PRECISION="tf32" if products_in_tf32() else "tf32x3",
+        ROWS=rows, COLUMNS=columns, STEPS=steps, num_warps=warps,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+@no_type_check
 def _depthwise(
     x,  # (B, H, W, C)
     weight,  # (C, 1, K, K)

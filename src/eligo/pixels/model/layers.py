@@ -108,7 +108,7 @@ def product(
     """`x W' + b`; the kernel is faster for float32, and as exact."""
     exact = x.dtype == weight.dtype == torch.float32 and not products_in_tf32()
     weights = (weight,) if bias is None else (weight, bias)
-    if exact and not torch.is_autocast_enabled(x.device.type) and use_kernels(x, *weights):
+    if exact and use_kernels(x, *weights) and not torch.is_autocast_enabled(x.device.type):
         return kernel("linear")(x, *weights)
     return F.linear(x, weight, bias)
 

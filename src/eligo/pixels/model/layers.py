@@ -105,7 +105,7 @@ def product(
     weight: Float[Tensor, "out_dim in_dim"],
     bias: Float[Tensor, " out_dim"] | None,
 ) -> Float[Tensor, "*batch out_dim"]:
-    """`x W' + b`; the kernel is faster for float32, and as exact."""
+    """`x W' + b`; by a kernel in float32, as exact as torch's product."""
     exact = x.dtype == weight.dtype == torch.float32 and not products_in_tf32()
     weights = (weight,) if bias is None else (weight, bias)
     if exact and use_kernels(x, *weights) and not torch.is_autocast_enabled(x.device.type):

@@ -3,8 +3,7 @@
 For these shapes torch leaves most of a GPU's memory bandwidth unused and takes several passes. Here
 every number is read once and written once, and attention computes the geometry prior from the depth
 of its tokens instead of reading it. Sums are in float32; so are products of float32 numbers (three
-TF32 products, as in torch's fused attention), unless torch allows TF32 for them. Linear layers
-use such products too: a model took 4.7 ms with them, 5.6 ms with cuBLAS's (H200, one image).
+TF32 products, as in torch's fused attention), unless torch allows TF32 for them.
 There are no gradients: `layers.use_kernels` chooses between these kernels and torch. With
 `TRITON_INTERPRET=1` they run on a CPU, for tests.
 """

@@ -132,8 +132,8 @@ class Pointwise(nn.Conv2d):
     ) -> Float[Tensor, "batch out_dim height width"]:
         """Transform every pixel by itself.
 
-        On a GPU without TF32 as a matrix product: cuDNN may choose a Fourier transform, which took
-        2.6 GiB.
+        On a GPU without TF32 as a matrix product: cuDNN may choose a Fourier transform, which takes
+        gigabytes.
         """
         if not input.is_cuda or convolutions_in_tf32():
             return super().forward(input)

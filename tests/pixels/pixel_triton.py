@@ -90,6 +90,25 @@ def test_filter_accepts_strided_views():
 
 
 @pytest.mark.parametrize(
+    ("shape", "out_dim", "dtype"),
+    [((1, 1), 1, F32), ((2, 3, 5, 8), 3, F32), ((70, 65), 33, F32), ((2, 33, 40), 70, F16)],
+)
+def test_products_match_torch(shape: tuple[int, ...], out_dim: int, dtype: torch.dtype):
+    """Partly filled tiles, with bias and without, strided; every size of tiles."""
+    x, weight = torch.randn(shape, dtype=dtype), torch.randn(out_dim, shape[-1], dtype=dtype) / 4
+    bias = torch.randn(out_dim, dtype=dtype)
+    for least in (1, 10_000):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kernels, "_LINEAR_PROGRAMS", least)
+            for given in (x, x.transpose(0, -2)):
+                for shift in (bias, None):
+                    found = kernels.linear(given, weight, shift)
+                    assert found.dtype == dtype
+                    exact = None if shift is None else shift.float()
+                    close(found, F.linear(given.float(), weight.float(), exact))
+
+
+@pytest.mark.parametrize(
     ("height", "width", "heads", "head_dim", "dtype"),
     [
         (1, 1, 1, 2, F16), (3, 5, 2, 16, BF16), (5, 7, 3, 6, F32), (4, 9, 5, 16, F16),
@@ -137,25 +156,6 @@ def test_geometry_attention_matches_torch(
             assert found.dtype == dtype
             assert found.is_contiguous()
             close(found, attend(query.float(), key.float(), value.float(), bias))
-
-
-def test_operators_for_compilers():
-    """Each has the result of its kernel, and says its shape and type without values."""
-    from eligo.pixels.model import operators
-
-    x, weight, bias = torch.randn(1, 2, 3, 12), torch.randn(12, 1, 3, 3), torch.randn(12)
-    turns = pair_cos_sin(*rotary_tables(2, 3, rotary_frequencies(2)))
-    token, valid = torch.randn(1, 2, 3, 2, 6), torch.rand(1, 1, 2, 3) < 0.5
-    calls = {
-        "depthwise": (x.half(), weight, bias, x),
-        "norm": (x, bias, bias, 1e-6, BF16),
-        "rotated": (x, turns),
-        "attend": (token, token, token, "rows", -bias[:2].abs(), bias[:2], valid.float(), valid),
-    }
-    for name, arguments in calls.items():
-        found = getattr(torch.ops.eligo_pixels, name)(*arguments)
-        assert torch.equal(found, getattr(kernels, name)(*arguments))
-        torch.library.opcheck(getattr(operators, name), arguments)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_gradient_passes_a_frozen_filter():
     assert not filtered(torch.randn(1, 5, 6, 4), onto.detach()).requires_grad
 
 
-@pytest.mark.parametrize("which", ["norm", "depthwise", "rotated", "attend"])
+@pytest.mark.parametrize("which", ["linear", "norm", "depthwise", "rotated", "attend"])
 def test_torch_is_used_if_triton_fails(
     which: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):

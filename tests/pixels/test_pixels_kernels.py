@@ -18,6 +18,7 @@ from eligo.pixels.model.layers import use_kernels
 
 HERE = Path(__file__).parent
 ATTEND = {"HAS_DEPTH": True, "HAS_MASK": True, "PRECISION": "tf32x3", "QUERIES": 32, "KEYS": 32}
+LINEAR = {"HAS_BIAS": True, "PRECISION": "tf32x3"}
 
 
 def test_interpreted_kernels():
@@ -111,6 +112,8 @@ def test_conditions_for_kernels(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("name", "constants"),
     [
+        ("_linear", LINEAR | {"ROWS": 64, "COLUMNS": 64, "STEPS": 64}),
+        ("_linear", LINEAR | {"ROWS": 32, "COLUMNS": 32, "STEPS": 32}),
         ("_depthwise", {"K": 3, "HAS_ONTO": True, "COLUMNS": 16, "CHANNELS": 32}),
         ("_rotated", {"D": 16, "TOKENS": 32, "CHANNELS": 64}),
         ("_attend", ATTEND | {"D": 16, "CHANNELS": 16, "FULL": False}),
@@ -125,7 +128,7 @@ def test_kernels_compile_for_an_h200(name: str, constants: dict[str, Any], half:
 
     kernel = getattr(importlib.import_module("eligo.pixels.model.kernels"), name)
     numbers = ("height", "width", "num_channels", "num_tokens", "num_heads", "per_image", "step")
-    numbers += ("num_lines", "line_step", "token_step")
+    numbers += ("num_lines", "line_step", "token_step", "in_dim", "out_dim")
     kinds = dict.fromkeys(kernel.arg_names, "*bf16" if half else "*fp32")
     kinds |= {key: "i32" for key in numbers if key in kinds} | dict.fromkeys(constants, "constexpr")
     floats = {"eps": "fp32", "scale": "fp32", "z": "*fp32", "decay": "*fp32", "valid": "*i1"}

@@ -1,6 +1,5 @@
 """The forward pass compiles as one graph, never waits for the device, and uses SDPA."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,47 +14,47 @@ from eligo.pixels.model import attention, encoder, geometry
 from limits import PROCESS_SECONDS
 
 COMPILED = """
-import os
 import sys
 sys.path.insert(0, sys.argv[1])
+device = sys.argv[2]
 import torch
+from torch._dynamo import lookup_backend
 from pixel_cases import pictures, some_text, tiny_model
 
 torch.set_num_threads(1)
+torch.backends.cudnn.allow_tf32 = False
 changes = {
     "encoder.depths": (1, 1, 1, 1),
     "encoder.depth_stem": True,
     "sam.encoder.stages": (3,),
     "sam.decoder.stages": (1,),
 }
-model = tiny_model(**changes)
-compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+model = tiny_model(**changes).to(device)
+kernels = []
+
+def backend(graph, inputs):
+    kernels.extend(node for node in graph.graph.nodes if "triton" in str(node.target))
+    return lookup_backend("inductor" if device == "cuda" else "aot_eager")(graph, inputs)
+
+compiled = torch.compile(model, fullgraph=True, backend=backend)
 inputs = (*pictures(), torch.rand(2, 1, 64, 96) < 0.7, some_text(3, 0))
-from eligo.pixels.model import kernels
-attend, calls = kernels.attend, []
-kernels.attend = lambda *given: calls.append(0) or attend(*given)
+inputs = [part.to(device) for part in inputs]
 with torch.no_grad():
-    found = [compiled(*inputs)]
-    directions = 3 * 2 + 1
-    assert len(calls) in (directions, directions + 1), calls  # one more to try Triton
-    torch.jit.trace(model.encoder, inputs[:2], check_trace=False)
-    assert len(calls) <= directions + 1  # tracing does not see kernels
-    os.environ["ELIGO_PIXELS_KERNELS"] = "torch"
-    found.append(model(*inputs))
+    found = [compiled(*inputs), model(*inputs)]
+assert bool(kernels) == (device == "cuda"), kernels
 found = [(out.logits, out.tag_maps, out.selection.scores, out.entropy) for out in found]
 torch.testing.assert_close(found[0], found[1], atol=1e-4, rtol=1e-3)
 """
 
 
-def test_compiled_model_agrees():
-    """A compiled model, which uses the kernels, agrees with torch; tracing does not use them.
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_compiled_model_agrees(device: str):
+    """A compiled model agrees with eager mode; on a GPU it calls the kernels too.
 
     In a process of its own: the runtime checks of annotations cannot be traced.
     """
-    pytest.importorskip("triton")
-    command = [sys.executable, "-W", "ignore", "-c", COMPILED, str(Path(__file__).parent)]
-    settings = {**os.environ, "TRITON_INTERPRET": "1"}
-    subprocess.run(command, check=True, timeout=PROCESS_SECONDS, env=settings)
+    command = [sys.executable, "-W", "ignore", "-c", COMPILED, str(Path(__file__).parent), device]
+    subprocess.run(command, check=True, timeout=PROCESS_SECONDS)
 
 
 class Watch(TorchDispatchMode):

@@ -11,6 +11,7 @@ import json
 import logging
 import warnings
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,7 @@ def export_onnx(
             "operator that selects the top words; train a model without it"
         )
     vocabulary = _vocabulary(segmenter, words)
-    module = Exportable(segmenter.model, config.inputs).eval().cpu()
+    module = Exportable(deepcopy(segmenter.model), config.inputs).eval().cpu()
     arguments = example_inputs(
         height, width, num_words if config.guided else 0, config.text_dim,
         depth=config.inputs.depth != "none",
@@ -134,6 +135,9 @@ def export_onnx(
             for name, value in zip(outputs, found, strict=True)
         },
     }
+    about["inputs"]["rgb"]["values"] = "red, green, blue"
+    if dynamic:
+        about["inputs"]["rgb"]["height and width"] = "multiples of 32"
     if "depth" in names:
         meaning = _DEPTHS[config.inputs.depth].format(scale=config.inputs.depth_scale)
         about["inputs"]["depth"]["values"] = meaning

@@ -74,6 +74,7 @@ class FrameRunner:
     ) -> None:
         self.model, self.dtype, self.graphs = model, dtype, graphs
         self._lock = threading.Lock()
+        self._watched: list[Tensor] = []  # all weights of the captured model
         self._captured: tuple[Any, GraphedFunction, PixelsModel] | None = None
 
     def __call__(
@@ -124,18 +125,23 @@ class FrameRunner:
 
     def _graphed(self) -> GraphedFunction:
         """The captured model, made anew if weights were moved or changed."""
-        weights = [next(self.model.parameters()), self.model.head.classifier.weight]
-        stamp = tuple((x.data_ptr(), 0 if x.is_inference() else x._version) for x in weights)
         with self._lock:
-            if self._captured is None or self._captured[0] != stamp:
+            if self._captured is None or self._captured[0] != self._stamp():
+                weights = [*self.model.parameters(), *self.model.buffers()]
+                self._watched = [x for x in weights if not x.is_inference()]  # no version
                 copy = frozen(self.model, self.dtype)
                 stages = cast("list[Stage]", list(copy.encoder.stages))
                 graphs = GraphedFunction(
                     lambda *x, **y: _segment(copy, *x, **y),
                     keep=lambda: [stage.last_tables for stage in stages],
                 )
-                self._captured = (stamp, graphs, copy)
+                self._captured = (self._stamp(), graphs, copy)
             return self._captured[1]
+
+    def _stamp(self) -> tuple[int, ...]:
+        """Changes when weights are moved or replaced (the first or the last), or any is changed."""
+        ends = (next(self.model.parameters()), self.model.head.classifier.weight)
+        return (*(x.data_ptr() for x in ends), sum(x._version for x in self._watched))
 
 
 def _segment(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eligo.pixels.model.geometry import Geometry, prior_rates, rotate
-from eligo.pixels.model.layers import Depthwise, Tokens, operator, use_kernels
+from eligo.pixels.model.layers import Depthwise, TokenLinear, Tokens, kernel, use_kernels
 
 
 class GeometryAttention(nn.Module):
@@ -22,9 +22,9 @@ class GeometryAttention(nn.Module):
     def __init__(self, dim: int, num_heads: int) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.qkv = nn.Linear(dim, 3 * dim)
+        self.qkv = TokenLinear(dim, 3 * dim)
         self.local = Depthwise(dim, 5)
-        self.output = nn.Linear(dim, dim)
+        self.output = TokenLinear(dim, dim)
 
     def forward(self, x: Tokens, geometry: Geometry, prior_weights: Float[Tensor, "2"]) -> Tokens:
         """Attend; `prior_weights` are w0 (grid) and w1 (depth) of the block."""
@@ -32,7 +32,7 @@ class GeometryAttention(nn.Module):
         mixed = value
         if use_kernels(query, prior_weights):
             for line in ("all",) if geometry.full else ("rows", "columns"):
-                mixed = operator("attend")(
+                mixed = kernel("attend")(
                     query, key, mixed, line, geometry.tables.decay, prior_weights,
                     *(geometry.depth or ()),
                 )  # fmt: skip
@@ -47,7 +47,7 @@ class GeometryAttention(nn.Module):
         """Rotated queries and keys, and values: each (batch, height, width, heads, head_dim)."""
         qkv = self.qkv(x)
         if use_kernels(qkv):
-            return operator("rotated")(qkv, cos_sin).unbind()
+            return kernel("rotated")(qkv, cos_sin).unbind()
         by_head = qkv.view(*x.shape[:-1], 3, self.num_heads, -1)
         query, key, value = by_head.unbind(-3)
         return rotate(query, cos_sin), rotate(key, cos_sin), value.contiguous()

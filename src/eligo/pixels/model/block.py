@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from eligo.pixels.model.alignment import EncoderAlignment, Words
 from eligo.pixels.model.attention import GeometryAttention
 from eligo.pixels.model.geometry import Geometry
-from eligo.pixels.model.layers import Depthwise, DropPath, TokenNorm, Tokens
+from eligo.pixels.model.layers import Depthwise, DropPath, TokenLinear, TokenNorm, Tokens
 
 
 class FeedForward(nn.Module):
@@ -19,9 +19,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
-        self.expand = nn.Linear(dim, hidden)
+        self.expand = TokenLinear(dim, hidden)
         self.depthwise = Depthwise(hidden, 3)
-        self.contract = nn.Linear(hidden, dim)
+        self.contract = TokenLinear(hidden, dim)
 
     def forward(self, x: Tokens) -> Tokens:
         """Transform each token with its neighbours."""

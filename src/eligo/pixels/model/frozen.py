@@ -38,10 +38,10 @@ def frozen(model: PixelsModel, dtype: torch.dtype = torch.float32) -> PixelsMode
 
 def _cast(module: nn.Conv2d | nn.Linear, dtype: torch.dtype) -> None:
     """Store weights as the product reads them: in `dtype`, filters with the channels last."""
-    if isinstance(module, Depthwise) and module.is_small(dtype):
+    if isinstance(module, Depthwise):
         return  # its kernel reads float32
     for name, parameter in list(module.named_parameters(recurse=False)):
         value = parameter.detach().to(dtype)
-        if value.ndim == 4 and not isinstance(module, Depthwise):
+        if value.ndim == 4:
             value = value.contiguous(memory_format=torch.channels_last)
         setattr(module, name, nn.Parameter(value, requires_grad=False))

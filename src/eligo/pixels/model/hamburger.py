@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eligo.pixels.config import HeadConfig
-from eligo.pixels.model.layers import ConvNorm
+from eligo.pixels.model.layers import ConvNorm, Pointwise
 
 _EPS = 1e-6
 
@@ -28,7 +28,7 @@ class Hamburger(nn.Module):
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
         self.train_steps, self.eval_steps = config.train_steps, config.eval_steps
-        self.input = nn.Conv2d(config.channels, config.ham_channels, 1)
+        self.input = Pointwise(config.channels, config.ham_channels)
         self.output = ConvNorm(config.ham_channels, config.channels, 1, bias=False)
         generator = torch.Generator().manual_seed(config.bases_seed)
         shape = (config.ham_channels, config.rank)

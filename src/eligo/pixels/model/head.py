@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from eligo.pixels.config import PixelsConfig
 from eligo.pixels.model.alignment import DecoderAlignment
 from eligo.pixels.model.hamburger import Hamburger
-from eligo.pixels.model.layers import ConvNorm
+from eligo.pixels.model.layers import ConvNorm, Pointwise
 from eligo.pixels.text.batch import Text
 
 _LEVELS = (1, 2, 3)
@@ -38,7 +38,7 @@ class Head(nn.Module):
         self.hamburger = Hamburger(head)
         self.refine = ConvNorm(head.channels, head.channels, 1, bias=False)
         self.dropout = nn.Dropout2d(head.dropout)
-        self.classifier = nn.Conv2d(head.channels, config.num_classes, 1)
+        self.classifier = Pointwise(head.channels, config.num_classes)
 
     def forward(
         self,

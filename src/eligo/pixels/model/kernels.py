@@ -1,4 +1,4 @@
-"""Triton kernels for inference: depthwise filters, norms, rotary embedding, geometry attention.
+"""Triton kernels for inference: products, filters, norms, rotary embedding, geometry attention.
 
 For these shapes torch leaves most of a GPU's memory bandwidth unused and takes several passes. Here
 every number is read once and written once, and attention computes the geometry prior from the depth
@@ -16,17 +16,79 @@ import triton.language as tl
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from eligo.pixels.model.layers import Tokens
+from eligo.pixels.model.layers import Tokens, products_in_tf32
 
 _LOG2_E = 1.4426950408889634
 _FILTER_TILES = {4: (32, 32, 4), 2: (16, 32, 2)}  # bytes of a number: columns, channels, warps
 _ROTARY_TILE = (32, 64)  # tokens, channels
 _ATTENTION_TILE = (32, 32, 2)  # queries, keys, warps
+_LINEAR_TILES = ((64, 64, 64, 4), (64, 32, 32, 4), (32, 32, 32, 2))
+"""Rows, columns, steps, warps: the first that fills the GPU."""
+_LINEAR_PROGRAMS = 120
 _NORM_TILE = 2048  # numbers
 
 
 @triton.jit
 @no_type_check  # Triton's language
+def _linear(
+    x,  # (N, I)
+    weight,  # (O, I)
+    bias,  # (O,), unused without HAS_BIAS
+    out,  # (N, O)
+    num_tokens,
+    in_dim,
+    out_dim,
+    HAS_BIAS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STEPS: tl.constexpr,
+):
+    num_blocks = tl.cdiv(out_dim, COLUMNS)
+    token = (tl.program_id(0) // num_blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = (tl.program_id(0) % num_blocks) * COLUMNS + tl.arange(0, COLUMNS)
+    step = tl.arange(0, STEPS)
+    left = x + token[:, None] * in_dim + step[None, :]
+    right = weight + column[None, :] * in_dim + step[:, None]
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, in_dim, STEPS):
+        given = step < in_dim - start
+        rows = tl.load(left, (token < num_tokens)[:, None] & given[None, :], 0.0)
+        columns = tl.load(right, (column < out_dim)[None, :] & given[:, None], 0.0)
+        total = tl.dot(rows, columns, total, input_precision=PRECISION)
+        left += STEPS
+        right += STEPS
+    if HAS_BIAS:
+        total += tl.load(bias + column, column < out_dim, 0.0).to(tl.float32)[None, :]
+    kept = (token < num_tokens)[:, None] & (column < out_dim)[None, :]
+    position = token[:, None] * out_dim + column[None, :]
+    tl.store(out + position, total.to(out.dtype.element_ty), kept)
+
+
+def linear(
+    x: Float[Tensor, "*tokens in_dim"],
+    weight: Float[Tensor, "out_dim in_dim"],
+    bias: Float[Tensor, " out_dim"] | None = None,
+) -> Float[Tensor, "*tokens out_dim"]:
+    """Return `x W' + b`, all of one type."""
+    out_dim, in_dim = weight.shape
+    out = torch.empty((*x.shape[:-1], out_dim), dtype=x.dtype, device=x.device)
+    num_tokens = x.numel() // in_dim
+    sizes = [(-(-num_tokens // tile[0]) * -(-out_dim // tile[1]), tile) for tile in _LINEAR_TILES]
+    filling = [size for size in sizes if size[0] >= _LINEAR_PROGRAMS]
+    programs, (rows, columns, steps, warps) = (filling or sizes[-1:])[0]
+    launch: Any = _linear[(programs,)]
+    launch(
+        x.contiguous(), weight.contiguous(), weight if bias is None else bias, out,
+        num_tokens, in_dim, out_dim, HAS_BIAS=bias is not None,
+        PRECISION="tf32" if products_in_tf32() else "tf32x3",
+        ROWS=rows, COLUMNS=columns, STEPS=steps, num_warps=warps,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+@no_type_check
 def _depthwise(
     x,  # (B, H, W, C)
     weight,  # (C, 1, K, K)
@@ -242,7 +304,6 @@ def attend(
     }[line]
     queries, keys, warps = _ATTENTION_TILE
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
-    exact = torch.backends.cuda.matmul.fp32_precision != "tf32"
     launch: Any = _attend[(batch * lines * -(-length // queries), heads)]
     launch(
         query.contiguous(), key.contiguous(), value.contiguous(),
@@ -251,7 +312,7 @@ def attend(
         decay, prior_weights, out, tokens, lines, length, line_step, token_step, width, heads,
         head_dim**-0.5 * _LOG2_E, D=head_dim, FULL=line == "all",
         HAS_DEPTH=z is not None, HAS_MASK=valid is not None,
-        PRECISION="tf32x3" if exact else "tf32",
+        PRECISION="tf32" if products_in_tf32() else "tf32x3",
         QUERIES=queries, KEYS=keys, CHANNELS=max(16, triton.next_power_of_2(head_dim)),
         num_warps=warps,
     )  # fmt: skip

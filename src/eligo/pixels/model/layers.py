@@ -1,6 +1,5 @@
 """Small layers of the pixels model, and the choice between torch and Triton kernels."""
 
-import importlib
 import logging
 import os
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 Tokens: TypeAlias = Float[Tensor, "batch height width dim"]
 """A grid of tokens, channels last."""
@@ -35,10 +35,8 @@ def use_kernels(x: Tensor, *weights: Tensor) -> bool:
     return _kernels_run(x.device, x.dtype)
 
 
-def operator(name: Literal["attend", "depthwise", "norm", "rotated"]) -> Callable[..., Any]:
-    """Return a function of `kernels`; for a compiler, which cannot look inside, as an operator."""
-    if torch.compiler.is_compiling():
-        return getattr(torch.ops.eligo_pixels, name)
+def kernel(name: Literal["attend", "depthwise", "linear", "norm", "rotated"]) -> Callable[..., Any]:
+    """Return a function of `kernels`, which is imported on a GPU only."""
     from eligo.pixels.model import kernels
 
     return getattr(kernels, name)
@@ -57,8 +55,19 @@ def _kernels_run(device: torch.device, dtype: torch.dtype) -> bool:
     return (device.type == "cuda" or interpreted) and _triton_works(device, dtype)
 
 
+def products_in_tf32() -> bool:
+    """Whether torch allows TF32 in products of float32 matrices."""
+    return torch.backends.cuda.matmul.fp32_precision == "tf32"
+
+
+def convolutions_in_tf32() -> bool:
+    """Whether torch allows TF32 in convolutions of float32 numbers."""
+    return torch.backends.cudnn.conv.fp32_precision == "tf32"  # pyright: ignore[reportAttributeAccessIssue]
+
+
 # As `torch.compiler.assume_constant_result` does, which would import the compiler.
-_kernels_run.__dict__["_dynamo_marked_constant"] = True
+for _constant in (_kernels_run, products_in_tf32, convolutions_in_tf32):
+    _constant.__dict__["_dynamo_marked_constant"] = True
 
 
 def _is_intercepted() -> bool:
@@ -80,15 +89,56 @@ def _triton_works(device: torch.device, dtype: torch.dtype) -> bool:
         from eligo.pixels.model import kernels
 
         kernels.norm(one, one, one, 1.0, dtype)
+        kernels.linear(one.view(1, 1), one.view(1, 1), one)
         kernels.depthwise(one.view(1, 1, 1, 1), one.expand(1, 1, 3, 3), one)
         kernels.rotated(one.expand(1, 1, 1, 6), one.float().expand(1, 1, 1, 1, 2).contiguous())
         token, rate = one.view(1, 1, 1, 1, 1), one.float()
         kernels.attend(token, token, token, "all", rate, rate.expand(2).contiguous())
-        importlib.import_module("eligo.pixels.model.operators")
     except Exception as error:
         _log.warning("Triton does not work here (%s); using torch, which is slower", error)
         return False
     return True
+
+
+def product(
+    x: Float[Tensor, "*batch in_dim"],
+    weight: Float[Tensor, "out_dim in_dim"],
+    bias: Float[Tensor, " out_dim"] | None,
+) -> Float[Tensor, "*batch out_dim"]:
+    """`x W' + b`; by a kernel in float32, as exact as torch's product."""
+    exact = x.dtype == weight.dtype == torch.float32 and not products_in_tf32()
+    weights = (weight,) if bias is None else (weight, bias)
+    if exact and use_kernels(x, *weights) and not torch.is_autocast_enabled(x.device.type):
+        return kernel("linear")(x, *weights)
+    return F.linear(x, weight, bias)
+
+
+class TokenLinear(nn.Linear):
+    """A matrix product for every token."""
+
+    def forward(self, input: Float[Tensor, "*batch in_dim"]) -> Float[Tensor, "*batch out_dim"]:
+        """Transform every token by itself."""
+        return product(input, self.weight, self.bias)
+
+
+class Pointwise(nn.Conv2d):
+    """A 1 x 1 convolution, on (batch, channels, height, width)."""
+
+    def __init__(self, in_dim: int, out_dim: int, bias: bool = True) -> None:
+        super().__init__(in_dim, out_dim, 1, bias=bias)
+
+    def forward(
+        self, input: Float[Tensor, "batch in_dim height width"]
+    ) -> Float[Tensor, "batch out_dim height width"]:
+        """Transform every pixel by itself.
+
+        On a GPU without TF32 as a matrix product: cuDNN may choose a Fourier transform, which takes
+        gigabytes.
+        """
+        if not input.is_cuda or convolutions_in_tf32():
+            return super().forward(input)
+        tokens = product(input.permute(0, 2, 3, 1), self.weight.flatten(1), self.bias)
+        return tokens.permute(0, 3, 1, 2)
 
 
 class ConvNorm(nn.Module):
@@ -98,7 +148,10 @@ class ConvNorm(nn.Module):
         self, in_dim: int, out_dim: int, kernel: int, *, stride: int = 1, bias: bool = True
     ) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(in_dim, out_dim, kernel, stride, kernel // 2, bias=bias)
+        if kernel == stride == 1:
+            self.conv = Pointwise(in_dim, out_dim, bias)
+        else:
+            self.conv = nn.Conv2d(in_dim, out_dim, kernel, stride, kernel // 2, bias=bias)
         self.norm: nn.Module = nn.BatchNorm2d(out_dim)
 
     def forward(
@@ -117,28 +170,24 @@ class Depthwise(nn.Conv2d):
     def forward(self, input: Tokens, onto: Tokens | None = None) -> Tokens:
         """Filter every channel; the result is added to `onto`."""
         weights = [part for part in (self.weight, self.bias, onto) if part is not None]
-        if self.is_small(input.dtype) and self.bias is not None and use_kernels(input, *weights):
-            return operator("depthwise")(input, self.weight, self.bias, onto)
+        if self.bias is not None and use_kernels(input, *weights):
+            return kernel("depthwise")(input, self.weight, self.bias, onto)
         # Both permutes are views (the memory is channels-last).
         filtered = super().forward(input.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
         return filtered if onto is None else onto + filtered
-
-    def is_small(self, dtype: torch.dtype) -> bool:
-        """Whether the kernel is faster than cuDNN, which is for large filters in half precision."""
-        return self.kernel_size[0] == 3 or dtype.itemsize == 4
 
 
 class TokenNorm(nn.LayerNorm):
     """LayerNorm before a matrix product; the kernel already returns the autocast type."""
 
     def forward(self, input: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
-        """Normalise every token."""
-        if not use_kernels(input, self.weight, self.bias):
+        """Normalise every token; a compiler fuses torch's norm with what is around it."""
+        if torch.compiler.is_compiling() or not use_kernels(input, self.weight, self.bias):
             return super().forward(input)
         device = input.device.type
         half = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if half else input.dtype
-        return operator("norm")(input, self.weight, self.bias, self.eps, dtype)
+        return kernel("norm")(input, self.weight, self.bias, self.eps, dtype)
 
 
 class DropPath(nn.Module):

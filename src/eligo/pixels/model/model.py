@@ -103,8 +103,10 @@ class PixelsModel(nn.Module):
         words = self._words(text, rgb.shape[0])
         features = self.encoder(rgb, depth, depth_mask, words)
         logits, attention = self.head(features, words, bases=bases, return_map=maps)
-        size = rgb.shape[-2:]
-        logits = F.interpolate(logits.float(), size=size, mode="bilinear", align_corners=False)
+        logits, size = logits.float(), rgb.shape[-2:]
+        if logits.is_cuda:  # classes in planes: what follows would copy them, in the full size
+            logits = logits.contiguous()
+        logits = F.interpolate(logits, size=size, mode="bilinear", align_corners=False)
         if attention is None:
             return logits, None, None
         return logits, attention.mean(1).permute(0, 3, 1, 2), attention

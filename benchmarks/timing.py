@@ -40,11 +40,9 @@ def used_bytes(device: str) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def write_results(
-    path: Path, program: str, results: Any, device: str = "cpu", *, key: str | None = None
-) -> None:
+def write_results(path: Path, results: Any, device: str = "cpu", *, key: str | None = None) -> None:
     """Write results with date, hardware and command; with a `key`, as one entry among others."""
-    entry = {**provenance(f"python -m {program}", device), "results": results}
+    entry = {**provenance(device), "results": results}
     if key is not None:
         entries = json.loads(path.read_text("utf-8")) if path.exists() else {}
         before = entries.get(key, {}).get("results", {})

@@ -84,7 +84,7 @@ def main(
                 server.kill()
                 raise
     results["exit code"] = code
-    content = provenance("python -m benchmarks.explorer.speed") | results
+    content = provenance() | results
     write_text(out, json.dumps(content, indent=1) + "\n")
     print(json.dumps(results, indent=1))
 

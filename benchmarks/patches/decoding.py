@@ -94,7 +94,7 @@ def main(
         "ms_each": each,
     }  # fmt: skip
     print(results)
-    write_results(out, "benchmarks.patches.decoding", results)
+    write_results(out, results)
 
 
 if __name__ == "__main__":

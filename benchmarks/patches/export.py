@@ -127,7 +127,7 @@ def main(
     with TemporaryDirectory() as folder:
         model = RetrievalModel.from_pretrained("patches")
         results = measure(model, scenes, queries, Path(folder))
-    write_results(out, "benchmarks.patches.export", results)
+    write_results(out, results)
 
 
 if __name__ == "__main__":

@@ -322,7 +322,7 @@ def main(
             results[variant]["training"] = _memory(case)
         print(variant, json.dumps(results[variant], indent=2))
     key = f"{'exhaustive ' if exhaustive else ''}{device} {dtype} {images}x{texts}"
-    write_results(out, "benchmarks.patches.kernels", results, device, key=key)
+    write_results(out, results, device, key=key)
 
 
 if __name__ == "__main__":

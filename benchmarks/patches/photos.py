@@ -150,7 +150,7 @@ def run(
     found = {arm: [study.result(arm, seed) for seed in config.seeds] for arm in config.arms}
     device = PartialState().device
     summary = summarise(config, found)
-    document = provenance("eligo", str(device)) | {"quick": quick} | summary
+    document = provenance(str(device)) | {"quick": quick} | summary
     document |= {"config": config.model_dump(mode="json"), "photos": _photos(found)}
     written = write_text(out / "photos.json", json_module.dumps(document) + "\n")
     if json:

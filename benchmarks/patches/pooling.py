@@ -138,7 +138,7 @@ def main(
     }
     print(json.dumps({name: value for name, value in result.items() if name != "rows"}))
     if not smoke:
-        write_results(RESULTS, "benchmarks.patches.pooling", result, str(encoder.device))
+        write_results(RESULTS, result, str(encoder.device))
 
 
 if __name__ == "__main__":

@@ -221,7 +221,7 @@ def main(
     with TemporaryDirectory(dir=index.parent) as folder:
         results["index"] = measure_index(opened, photos, texts, entries, noise, Path(folder))
     print(json.dumps(results["index"]))
-    write_results(out, "benchmarks.patches.scale", results)
+    write_results(out, results)
 
 
 if __name__ == "__main__":

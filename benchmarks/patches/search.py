@@ -141,7 +141,7 @@ def main(
     model = RetrievalModel.from_pretrained("patches")
     with TemporaryDirectory() as folder:
         results = measure(model, scenes, queries, Path(folder))
-    write_results(RESULTS, "benchmarks.patches.search", results)
+    write_results(RESULTS, results)
 
 
 if __name__ == "__main__":

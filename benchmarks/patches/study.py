@@ -212,7 +212,7 @@ class Study:
                     model = RetrievalModel.from_pretrained(config.train.folder, device=self.device)
                     result |= {"variant": variant, "seed": seed} | self.evaluate(model)
                 result["seconds"] = {"train": trained - started, "test": time.monotonic() - trained}
-                result["made"] = provenance("python -m benchmarks.patches.study", str(self.device))
+                result["made"] = provenance(str(self.device))
                 write_text(config.train.folder / RESULT, json_module.dumps(result) + "\n")
         return is_claimed
 
@@ -272,7 +272,7 @@ def run(
     study = Study(config, out)
     with ProgressBar("runs", len(study.runs)) as bar:
         summary = study.run(workers, bar.update)
-    head = provenance("python -m benchmarks.patches.study", str(study.device)) | {"quick": quick}
+    head = provenance(str(study.device)) | {"quick": quick}
     document = head | {"config": config.model_dump(mode="json")} | summary
     written = write_text(out / "study.json", json_module.dumps(document, indent=1) + "\n")
     print_result(document if json else _tables(summary), json)

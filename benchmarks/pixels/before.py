@@ -81,7 +81,7 @@ def run(
     }
     print_result(results, json=False)
     key = f"cpu float32 {size} {height}x{width} batch {batch}, {threads} threads, versions"
-    write_results(RESULTS, "benchmarks.pixels.before", results, key=key)
+    write_results(RESULTS, results, key=key)
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def run(
     }
     print_result(result, json)
     case = f"{device.type} {precision} {height}x{width} batch {batch_size}"
-    write_results(RESULTS, "benchmarks.pixels.loading", result, str(device), key=case)
+    write_results(RESULTS, result, str(device), key=case)
 
 
 def _write_files(out: Path, num_images: int, height: int, width: int) -> dict[str, Any]:

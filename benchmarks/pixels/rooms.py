@@ -136,7 +136,7 @@ def run(
     own = {name: _TESTED.get(arm.words, arm.words) for name, arm in study.arms.items()}
     against = {name: arm.against for name, arm in study.arms.items() if arm.against}
     summary = {"tagger": made["tagger"], **summarise(found, own, against, config.resamples)}
-    document = provenance("eligo", str(device)) | {
+    document = provenance(str(device)) | {
         "quick": quick, "made_on": made_on(results), "config": config.model_dump(mode="json"),
         "seconds": sum(result["seconds"] for result in results), **summary,
     }  # fmt: skip
@@ -286,7 +286,7 @@ def run_arm(config: PixelsTrainConfig, arm: ArmConfig, data: Path) -> None:
     with writing(folder / COUNTS) as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, **arrays)
     result = {
-        "config": _recorded(config), "made": provenance("eligo", str(device)),
+        "config": _recorded(config), "made": provenance(str(device)),
         "validation": fitted.best, "best_step": fitted.best_step,
         "seconds": perf_counter() - start,
         "parameters": sum(part.numel() for part in model.parameters()),

@@ -49,7 +49,7 @@ def run(rooms: Count = 50) -> None:
             right = object_accuracy(segmenter, rooms, size, scaled)
             rows.append({"rendered": size, "scaled to": scaled or size, "right": right})
             print(rows[-1], flush=True)
-    head = provenance("python -m benchmarks.pixels.sizes", "cpu")
+    head = provenance("cpu")
     write_text(RESULTS, json.dumps(head | {"rooms": rooms, "rows": rows}, indent=1) + "\n")
 
 

@@ -126,7 +126,7 @@ def run(
     entries = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     size = f"{case.size} {case.height}x{case.width} batch {case.batch}"
     key = f"{case.device} {case.dtype} {size}"
-    entries[key] = provenance("python -m benchmarks.pixels.speed", case.device)
+    entries[key] = provenance(case.device)
     entries[key]["results"] = results
     write_text(RESULTS, json.dumps(entries, indent=2) + "\n")
 

@@ -158,7 +158,7 @@ def run(
         times = {way: row.get("ms", row.get("error")) for way, row in bench.row.items()}
         print(f"{time.perf_counter() - start:.0f} s  {name}  {json.dumps(times)}", flush=True)
         result = {"ways": bench.row, "ratios": bench.ratios()}
-        write_results(RESULTS, "benchmarks.pixels.speed_gpu", result, device, key=name)
+        write_results(RESULTS, result, device, key=name)
 
     if tiles:
         time_tiles(Case(size, 1, height, width, device=device), rounds)

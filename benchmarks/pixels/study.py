@@ -80,7 +80,7 @@ def run(
         limit = math.inf if minutes is None else minutes
         tables = run_study(config, out, workers=workers, minutes=limit, report=bar.update)
     device = str(PartialState().device)
-    head = provenance("python -m benchmarks.pixels.study", device) | {"quick": quick}
+    head = provenance(device) | {"quick": quick}
     document = head | {"config": config.model_dump(mode="json")} | tables
     written = write_text(out / "study.json", json_module.dumps(document, indent=1) + "\n")
     print_result(document if json else _tables(tables), json)
@@ -201,7 +201,7 @@ def run_variant(config: StudyConfig, out: Path, name: str, seed: int) -> dict[st
         "attention_entropy": fitted.best.get("attention_entropy"),
         "measured": MEASURES[variant.part](task.model, source),
         "seconds": {"train": trained - began, "measure": time.monotonic() - trained},
-        "made": provenance("eligo", str(task.device)),
+        "made": provenance(str(task.device)),
     }
     write_text(training.train.folder / RESULT, json_module.dumps(result) + "\n")
     return result

@@ -149,7 +149,7 @@ def _worker(job: tuple[str, int, float]) -> float:
 
 def _record(device: str, rates: dict[str, Rate]) -> None:
     entries = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    entries[device] = provenance("python -m benchmarks.scenes.speed", device) | {
+    entries[device] = provenance(device) | {
         "rates": {name: asdict(rate) for name, rate in rates.items()}
     }
     write_text(RESULTS, json.dumps(entries, indent=2) + "\n")

@@ -294,7 +294,7 @@ def run(
         print_text(f"done: {stages[-1]} of {', '.join(only)}")
         return
     summary = summarise(found, list(config.variants), config.seeds, config.shots)
-    document = provenance("eligo", str(resolve_device(device))) | {"quick": quick} | summary
+    document = provenance(str(resolve_device(device))) | {"quick": quick} | summary
     document["config"] = config.model_dump(mode="json")
     written = write_text(out / "photos.json", json_module.dumps(document, indent=1) + "\n")
     if json:

@@ -67,7 +67,7 @@ def run(
     measured = {}
     for name in [suite] if suite else suites:
         used = "cpu" if name == "index" else where
-        head = {**provenance("python -m benchmarks.shots.speed", used), "threads": threads}
+        head = {**provenance(used), "threads": threads}
         measured[f"{name}, {used}"] = {**head, "results": suites[name]()}
         known = json_module.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
         write_text(out, json_module.dumps(known | measured, indent=2) + "\n")

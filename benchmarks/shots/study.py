@@ -58,7 +58,7 @@ def run(
         result |= analytic_study(config, report)
     written = None
     if part in ("all", "measure", "analytic"):
-        head = provenance("python -m benchmarks.shots.study", str(where)) | {"quick": quick}
+        head = provenance(str(where)) | {"quick": quick}
         document = head | {"config": config.model_dump(mode="json")} | result
         name = "analytic.json" if part == "analytic" else "study.json"
         written = write_text(out / name, json_module.dumps(document, indent=1) + "\n")

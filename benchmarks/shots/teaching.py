@@ -77,7 +77,7 @@ def run(
         write_data(folder / "data", num_examples, num_queries, words)
         results = measure(folder, host, str(where), candidates, rounds)
     document = {
-        **provenance("python -m benchmarks.shots.teaching", str(where)),
+        **provenance(str(where)),
         "host": model or "random weights, SmolLM2-135M's shape",
         "candidates": candidates, "queries": num_queries, "words": words, "quick": quick,
         **results,

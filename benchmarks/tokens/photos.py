@@ -327,7 +327,7 @@ class PhotosStudy:
         number = {image: n for n, image in enumerate(dict.fromkeys(row.image for row in rows))}
         right |= {name: as_bits([x > 0.5 for x in hit]) for name, hit in controls.items()}
         return {
-            "measured": provenance("eligo", str(self.device)),
+            "measured": provenance(str(self.device)),
             "families": [row.kind for row in rows],
             "photos": [number[row.image] for row in rows],
             "right": right,

@@ -117,7 +117,7 @@ def run(out: Path, seeds: Sequence[int], workers: int, questions: int, quick: bo
     _, blind = answer_blindly(examples, 64 if quick else 4000)
     right = {name: as_bits(bits) for name, bits in answers.right.items()} | {BLIND: as_bits(blind)}
     results = Results(answers.families, right, answers.cost, {}, 50 if quick else 2000)
-    document = provenance("python -m benchmarks.tokens.serving", str(device))
+    document = provenance(str(device))
     document |= {
         "quick": quick,
         "seeds": list(seeds),

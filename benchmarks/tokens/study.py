@@ -281,7 +281,7 @@ class Study:
         examples = self._examples("test", self.config.questions)
         _, blind = answer_blindly(examples, self.config.blind_scenes)
         return {
-            "measured": provenance("eligo", str(self.device)),
+            "measured": provenance(str(self.device)),
             "families": answers.families,
             "right": {name: as_bits(right) for name, right in answers.right.items()}
             | {BLIND: as_bits(blind)},

@@ -402,7 +402,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for process in processes:
             process.join()
     seeds = [json.loads(path.read_text()) for path in files if path.is_file()]
-    document = provenance("python -m benchmarks.tokens.video", device)
+    document = provenance(device)
     document |= {"quick": options.quick} | merge(settings, seeds)
     write_text(options.out, json.dumps(document) + "\n")
     print(tables(document))

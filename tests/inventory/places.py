@@ -355,6 +355,7 @@ REMOVED: dict[str, dict[str, str]] = {
 """Per section, old entry -> why it is gone, in one sentence."""
 
 _NEAREST = "Half are what nearest neighbours and MMR take from the whole pool, half are random."
+_PATIENCE = "Early stopping ended trainings while the learning rate was high."
 _RATE = "The default of `LearnedSelector.fit`; both learn from few records."
 _SCORES = "By default a selector learns to predict the teacher's scores: better from few records."
 _RESIDUAL = "Selectors begin as nearest neighbours, among the nearest candidates."
@@ -392,6 +393,9 @@ CHANGED: dict[str, dict[str, str]] = {
         "eligo.demos.teach.config:TeachConfig host.batch_size": _TOKENS,
         "eligo.demos.pipeline.config:DemosTrainConfig train.lr": _RATE,
         "eligo.demos.pipeline.config:SelectorTrainConfig lr": _RATE,
+        "eligo.demos.learned.config:FitConfig patience": _PATIENCE,
+        "eligo.demos.pipeline.config:DemosTrainConfig train.patience": _PATIENCE,
+        "eligo.demos.pipeline.config:SelectorTrainConfig patience": _PATIENCE,
         "eligo.demos.learned.config:FitConfig lr": _SCORES,
         "eligo.demos.pipeline.config:DemosTrainConfig train.name": "It follows the model.",
         "eligo.tokens.measure.exam_config:ExamConfig rivals": "It is all methods: new ones too.",
@@ -420,6 +424,7 @@ CHANGED: dict[str, dict[str, str]] = {
     },
     "yamls": {"tokens/sweep methods": "All methods are compared."}
     | {f"demos/{name} train.lr": _RATE for name in ("v0", "v1", "v2", "v2_gru", "v3")}
+    | {f"demos/{name} train.patience": _PATIENCE for name in ("v0", "v1", "v2", "v2_gru", "v3")}
     | {"demos/vqa host.batch_size": _TOKENS}
     | {
         f"{name} data.num_workers": _WORKERS

@@ -135,7 +135,7 @@ def write_result_file(out: Path | None, device: Any, result: Mapping[str, Any]) 
         return
     from eligo.report.provenance import provenance
 
-    content = provenance("eligo", str(device)) | plain_data(result)
+    content = provenance(str(device)) | plain_data(result)
     write_text(out, json_module.dumps(content, indent=1) + "\n")
 
 

@@ -12,11 +12,10 @@ from typing import Any
 import eligo
 
 
-def provenance(program: str, device: str = "cpu") -> dict[str, Any]:
+def provenance(device: str = "cpu") -> dict[str, Any]:
     """Return date, hardware, command and versions for the head of a result file.
 
-    `program` starts the command ("eligo", "python -m benchmarks.scenes.speed"); its arguments are
-    added.
+    Of paths outside the working folder the command has only the names: others have other folders.
     """
     import torch
     import transformers
@@ -24,7 +23,7 @@ def provenance(program: str, device: str = "cpu") -> dict[str, Any]:
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "hardware": _hardware(device),
-        "command": f"{program} {shlex.join(sys.argv[1:])}".strip(),
+        "command": shlex.join([*_program(), *map(_named, sys.argv[1:])]),
         "versions": {
             "eligo": eligo.__version__,
             "python": platform.python_version(),
@@ -32,6 +31,19 @@ def provenance(program: str, device: str = "cpu") -> dict[str, Any]:
             "transformers": transformers.__version__,
         },
     }
+
+
+def _program() -> list[str]:
+    """Return the words that start this program: a module of the benchmarks, or the command line."""
+    name = getattr(getattr(sys.modules["__main__"], "__spec__", None), "name", "")
+    return ["python", "-m", name] if name.startswith("benchmarks.") else ["eligo"]
+
+
+def _named(argument: str) -> str:
+    flag, equals, value = (
+        argument.partition("=") if argument.startswith("-") else ("", "", argument)
+    )
+    return flag + equals + (Path(value).name if Path(value).is_absolute() else value)
 
 
 def _hardware(device: str) -> str:

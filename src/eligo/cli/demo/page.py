@@ -31,7 +31,7 @@ def write(out: Path, parts: Sequence[Part], settings: DemoSettings) -> dict[str,
             save_record(record, folder / f"{number:02d}_{record.kind}")
         write_text(folder / _CONTENTS, dumps([record.title for record in records], indent=1) + "\n")
     results: dict[str, Any] = {
-        **provenance("eligo", settings.device),
+        **provenance(settings.device),
         "seed": settings.seed,
         "quick": settings.quick,
         "seconds": round(sum(part.seconds for part in parts), 1),

@@ -68,7 +68,7 @@ def run(
                 def report(count: int, before: int = before, name: str = name) -> None:
                     bar.update(before + count, name)
 
-                entry = sweep.run(variant, report) | {"provenance": provenance("eligo", device)}
+                entry = sweep.run(variant, report) | {"provenance": provenance(device)}
                 done = _with_entry(done, entry)
                 document = {"settings": config.shared_settings, "variants": list(done.values())}
                 write_text(path, json_module.dumps(document, indent=1) + "\n")

@@ -3,6 +3,10 @@
 All arms have the same frozen encoders, whose features are computed once, the same heads and the
 same training; they differ in how images and texts are matched. The checkpoint is chosen on the
 split val; the test split is scored once. Finished trainings are not repeated.
+
+Settings are chosen by trials, on val and on NYUv2's training frames:
+
+    python -m benchmarks.patches.photos benchmarks/patches/photos_trials.yaml --trial ...
 """
 
 import json as json_module
@@ -56,9 +60,9 @@ RESULT = "result.json"
 _JOINED = "joined.jsonl"
 _CONFIG = Path(__file__).with_name("photos.yaml")
 _STEP = 20  # points of rsum that one caption of five can change
-ArmKind = Literal["plain", "one vector", "random", "other captions"]
-"""plain; one vector of each image and text, without patches; random patches are kept; an image's
-other captions are its dense text."""
+ArmKind = Literal["plain", "one vector", "random", "varied", "other captions"]
+"""plain; one vector of each image and text, without patches; random patches are kept; training
+varies the share of kept patches; an image's other captions are its dense text."""
 
 
 class PhotosConfig(Config):
@@ -110,6 +114,18 @@ class RandomLate(LateInteraction):
         return score, exact_top_k(score, self.num_kept(num_patches))
 
 
+class VariedLate(LateInteraction):
+    """Keeps a random share of the patches in training, from its own one to all of them."""
+
+    def num_kept(self, num_patches: int) -> int:
+        """Return the number of kept patches of N."""
+        least = super().num_kept(num_patches)
+        return int(torch.randint(least, num_patches + 1, ())) if self.training else least
+
+
+_NETS = {"one vector": OneVector, "random": RandomLate, "varied": VariedLate}
+
+
 def run(
     config: Annotated[PhotosConfig, str(_CONFIG)],
     *,
@@ -120,6 +136,7 @@ def run(
     rooms: Path | None = None,
     out: Path = Path("runs/patches_photos"),
     workers: Count = 1,
+    trial: bool = False,
     quick: bool = False,
     json: bool = False,
 ) -> None:
@@ -130,9 +147,10 @@ def run(
         images: Folder of the photos.
         vision: Folder or hub name of the vision encoder.
         text: Folder or hub name of the text encoder.
-        rooms: NYUv2: a folder with rgb, label (NYU40) and test.txt, for pointing.
+        rooms: NYUv2: a folder with rgb, label (NYU40), train.txt and test.txt, for pointing.
         out: The folder to write to.
         workers: Trainings at a time, each in its own process.
+        trial: Score the split val and the training frames of NYUv2 instead of those of test.
         quick: A quick test on a CPU, in a folder `quick` inside; its numbers are meaningless.
         json: Print one JSON document.
     """
@@ -144,13 +162,13 @@ def run(
         "model.encoders.vision": vision, "model.encoders.text": text,
     }  # fmt: skip
     write_joined(captions, out / _JOINED)
-    study = PhotosStudy(config, given, out, rooms, quick)
+    study = PhotosStudy(config, given, out, rooms, quick, trial)
     with helpers(min(workers, len(study.missing())) - 1, study.work):
         study.work()
     found = {arm: [study.result(arm, seed) for seed in config.seeds] for arm in config.arms}
     device = PartialState().device
     summary = summarise(config, found)
-    document = provenance("eligo", str(device)) | {"quick": quick} | summary
+    document = provenance("eligo", str(device)) | {"quick": quick, "trial": trial} | summary
     document |= {"config": config.model_dump(mode="json"), "photos": _photos(found)}
     written = write_text(out / "photos.json", json_module.dumps(document) + "\n")
     if json:
@@ -170,6 +188,7 @@ class PhotosStudy:
     out: Path
     rooms: Path | None
     quick: bool
+    trial: bool = False
 
     def settings(self, arm: str, seed: int) -> PatchesTrainConfig:
         """Return the config of one training."""
@@ -196,7 +215,7 @@ class PhotosStudy:
     def result(self, arm: str, seed: int) -> Any:
         """Return the result of a training; None if there is none yet."""
         config = self.settings(arm, seed)
-        return read_finished(config.train.folder / RESULT, _recorded(config))
+        return read_finished(config.train.folder / RESULT, _recorded(config, self.trial))
 
     def work(self) -> None:
         """Do the missing trainings, beside other processes."""
@@ -209,51 +228,58 @@ class PhotosStudy:
         with claimed(self.out / "locks" / self._name(arm, seed)) as is_claimed:
             if is_claimed and self.result(arm, seed) is None:
                 kind = self.config.kinds.get(arm, "plain")
-                run_arm(self.settings(arm, seed), kind, rooms=self.rooms)
+                run_arm(self.settings(arm, seed), kind, rooms=self.rooms, trial=self.trial)
         return is_claimed
 
 
-def _recorded(config: PatchesTrainConfig) -> dict[str, Any]:
+def _recorded(config: PatchesTrainConfig, trial: bool) -> dict[str, Any]:
     """Return everything that a result depends on, except the folder, which may be moved."""
-    return config.model_dump(mode="json", exclude={"train": {"out", "init_from"}})
+    settings = config.model_dump(mode="json", exclude={"train": {"out", "init_from"}})
+    return settings | {"trial": True} if trial else settings
 
 
 def run_arm(
-    config: PatchesTrainConfig, kind: ArmKind = "plain", *, rooms: Path | None
+    config: PatchesTrainConfig,
+    kind: ArmKind = "plain",
+    *,
+    rooms: Path | None,
+    trial: bool = False,
 ) -> dict[str, Any]:
-    """Train and score one arm."""
+    """Train one arm and score it on test photos and frames (`trial`: of val and train)."""
     task_type = OtherCaptionsTask if kind == "other captions" else PatchesTask
     task = task_type(with_counted_steps(config))
-    if kind in ("one vector", "random"):
+    if kind in _NETS:
         net, match = task.model.net, config.model.match
         assert isinstance(net, LateInteraction)
-        net_type = RandomLate if kind == "random" else OneVector
-        task.model.net = net_type(
-            net.text_proj.in_features, match.sparse_ratio,
-            word_weights=match.word_weights, grid_hw=net.grid_hw,
+        task.model.net = _NETS[kind](
+            net.text_proj.in_features, match.sparse_ratio, match.typicality,
+            word_weights=match.word_weights, smooth=match.smooth, relevance=match.relevance,
+            grid_hw=net.grid_hw,
         )  # fmt: skip
     fitted = fit(task, task.config.train, resume=True)
     load_weights(fitted.chosen, {"retriever": task.model})
     model = task.model.eval()
-    scores, positive = _score_test(task)
+    scores, positive = _score_split(task, "val" if trial else "test")
     metrics = retrieval_metrics(scores, positive.to(scores.device))
     result: dict[str, Any] = {
-        "config": _recorded(config), "validation": fitted.best, "test": metrics.as_dict(),
+        "config": _recorded(config, trial), "validation": fitted.best, "test": metrics.as_dict(),
         "photos": photo_steps(scores.cpu(), positive.cpu()),
     }  # fmt: skip
     selects = kind != "one vector" and config.model.match.kind not in ("global", "filip")
     points = selects and not config.model.match.dense
     if rooms is not None and points:
-        result["pointing"] = pointing(model, rooms)
+        result["pointing"] = pointing(model, rooms, "train" if trial else "test")
     write_text(config.train.folder / RESULT, json_module.dumps(result) + "\n")
     return result
 
 
-def _score_test(task: PatchesTask) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the scores of all pairs of the test split, and which of them are true."""
+def _score_split(
+    task: PatchesTask, split: Literal["val", "test"]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the scores of all pairs of a split, and which of them are true."""
     model, data = task.model, task.config.data
     assert isinstance(data, KarpathyDataConfig)
-    images = read_captions(data, "test")
+    images = read_captions(data, split)
     if isinstance(task, OtherCaptionsTask):
         stored = open_cache(data, model).features(one_by_one(images), dense=True)
         return score_one_by_one(model, stored)

@@ -1,5 +1,8 @@
 """Late interaction with the patches that a text keeps: an oracle in loops, index, training."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -27,6 +30,16 @@ def sides(seed: int = 0, images: int = 3, texts: int = 4, cls: bool = True) -> t
     return Images(patches, first), Texts(Words(words, mask))
 
 
+def neighbours(net: LateInteraction, patch: int) -> Iterator[int]:
+    """Yield the patches within `smooth` rows and columns of a patch."""
+    rows, columns = net.grid_hw or (1, 12)
+    for other in range(rows * columns):
+        down = abs(other // columns - patch // columns)
+        right = abs(other % columns - patch % columns)
+        if max(down, right) <= net.smooth:
+            yield other
+
+
 def oracle(net: LateInteraction, images: Images, texts: Texts) -> torch.Tensor:
     """Return the scores, pair by pair and word by word."""
     scores = torch.zeros(len(images.patches), len(texts.words.mask))
@@ -41,8 +54,12 @@ def oracle(net: LateInteraction, images: Images, texts: Texts) -> torch.Tensor:
             if net.word_weight is not None:
                 weights = (words @ net.word_weight.weight[0]).softmax(0)
             text = F.normalize(net.text_proj.weight @ (weights @ words), dim=0)
-            rank = units @ F.normalize(weights @ words, dim=0)
-            rank = rank + net.typicality * (units @ F.normalize(mean, dim=0))
+            named = F.normalize(weights @ words, dim=0)[None]
+            if net.relevance == "words":
+                heavy = [m for m, weight in enumerate(weights) if weight > 0.999 / len(words)]
+                named = F.normalize(words[heavy], dim=1)
+            near = torch.stack([units[list(neighbours(net, p))].mean(0) for p in range(len(units))])
+            rank = (near @ named.T).amax(1) + net.typicality * (near @ F.normalize(mean, dim=0))
             count = -(-len(patches) * net.sparse_ratio // 1)
             kept = rank.argsort(descending=True)[: int(count)]
             cosines = F.normalize(words, dim=1) @ units[kept].T
@@ -74,6 +91,47 @@ def test_scores_equal_a_plain_loop(
         torch.testing.assert_close(found, expected[rows, columns])
 
 
+@pytest.mark.parametrize("word_weights", [True, False])
+@pytest.mark.parametrize(
+    "settings", [{"smooth": 1}, {"smooth": 2}, {"relevance": "words"}, {"relevance": "words", "smooth": 1}]
+)
+def test_scores_with_other_rankings_equal_a_plain_loop(
+    settings: dict[str, Any], word_weights: bool, monkeypatch
+):
+    images, texts = sides(images=4)
+    net = LateInteraction(8, 0.25, word_weights=word_weights, grid_hw=(3, 4), **settings)
+    if net.word_weight is not None:
+        torch.nn.init.normal_(net.word_weight.weight)
+    with torch.no_grad():
+        expected = oracle(net, images, texts)
+        torch.testing.assert_close(net.match(images, texts).scores, expected)
+        monkeypatch.setattr("eligo.patches.model.late._LARGEST", 100)  # one image at a time
+        torch.testing.assert_close(net.match(images, texts).scores, expected)
+
+
+def test_only_real_neighbours_are_averaged():
+    """Four rows of which the last is padding: as without it."""
+    patches = torch.randn(2, 16, 8)
+    mask = torch.arange(16).expand(2, -1) < 12
+    padded = Images(patches.masked_fill(~mask[..., None], 0.0), None, mask)
+    texts = sides()[1]
+    settings = {"sparse_ratio": 0.25, "smooth": 1}
+    whole = LateInteraction(8, grid_hw=(4, 4), **settings).match(padded, texts, decisions=True)
+    cut = LateInteraction(8, grid_hw=(3, 4), **settings)
+    expected = cut.match(Images(patches[:, :12]), texts, decisions=True)
+    torch.testing.assert_close(whole.scores, expected.scores)
+    assert torch.equal(whole.sparse.live[..., :12], expected.sparse.live)
+    assert not whole.sparse.live[..., 12:].any()
+
+
+def test_smoothing_needs_the_grid_of_the_patches():
+    images, texts = sides()
+    for grid in (None, (3, 3)):
+        net = LateInteraction(8, smooth=1, grid_hw=grid)
+        with pytest.raises(InputError, match="smooth: needs the grid of the 12 patches"):
+            net.match(images, texts)
+
+
 def test_untrained_word_weights_change_nothing():
     images, texts = sides()
     plain, weighted = (LateInteraction(8, word_weights=weights) for weights in (False, True))
@@ -82,10 +140,11 @@ def test_untrained_word_weights_change_nothing():
     )
 
 
+@pytest.mark.parametrize("settings", [{}, {"smooth": 1}, {"relevance": "words"}])
 @pytest.mark.parametrize("word_weights", [True, False])
-def test_gradients_equal_those_of_the_loop(word_weights: bool):
+def test_gradients_equal_those_of_the_loop(word_weights: bool, settings: dict[str, Any]):
     images, texts = sides()
-    net = LateInteraction(8, 0.5, word_weights=word_weights)
+    net = LateInteraction(8, 0.5, word_weights=word_weights, grid_hw=(3, 4), **settings)
     if net.word_weight is not None:
         torch.nn.init.normal_(net.word_weight.weight)
     gradients = []
@@ -120,7 +179,7 @@ def test_the_subject_is_kept_not_the_background():
     texts = Texts(Words(word, torch.ones(1, 1, dtype=torch.bool)))
     kept = {
         t: LateInteraction(16, 1 / 12, t).select(
-            Images(patches), F.normalize(patches, dim=-1), texts.words.directions()
+            Images(patches), F.normalize(patches, dim=-1), texts.words.directions()[:, None]
         )[1]
         for t in (-1.0, 1.0)
     }

@@ -93,7 +93,8 @@ def test_scores_equal_a_plain_loop(
 
 @pytest.mark.parametrize("word_weights", [True, False])
 @pytest.mark.parametrize(
-    "settings", [{"smooth": 1}, {"smooth": 2}, {"relevance": "words"}, {"relevance": "words", "smooth": 1}]
+    "settings",
+    [{"smooth": 1}, {"smooth": 2}, {"relevance": "words"}, {"relevance": "words", "smooth": 1}],
 )
 def test_scores_with_other_rankings_equal_a_plain_loop(
     settings: dict[str, Any], word_weights: bool, monkeypatch

@@ -191,7 +191,9 @@ class LateInteraction(nn.Module):
             return score, exact_top_k(score, budget.unsqueeze(1).expand(score.shape[:2]), mask)
 
     def _smoothed(
-        self, units: Float[Tensor, "images patches dim"], mask: Bool[Tensor, "images patches"] | None
+        self,
+        units: Float[Tensor, "images patches dim"],
+        mask: Bool[Tensor, "images patches"] | None,
     ) -> Float[Tensor, "images patches dim"]:
         """Return the mean of every patch and its real neighbours."""
         count, size = units.shape[1], 2 * self.smooth + 1

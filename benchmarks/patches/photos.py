@@ -60,9 +60,9 @@ RESULT = "result.json"
 _JOINED = "joined.jsonl"
 _CONFIG = Path(__file__).with_name("photos.yaml")
 _STEP = 20  # points of rsum that one caption of five can change
-ArmKind = Literal["plain", "one vector", "random", "varied", "other captions"]
-"""plain; one vector of each image and text, without patches; random patches are kept; training
-varies the share of kept patches; an image's other captions are its dense text."""
+ArmKind = Literal["plain", "one vector", "random", "other captions"]
+"""plain; one vector of each image and text, without patches; random patches are kept; an image's
+other captions are its dense text."""
 
 
 class PhotosConfig(Config):
@@ -106,24 +106,15 @@ class OneVector(LateInteraction):
 class RandomLate(LateInteraction):
     """Keeps random patches, new ones in every call."""
 
-    def select(self, images: Images, units: Any, directions: Any) -> Any:
+    def select(self, images: Images, units: Any, cosines: Any) -> Any:
         """Return random scores and the patches that they keep."""
-        del images
-        count, num_patches, _ = units.shape
-        score = torch.rand(count, len(directions), num_patches, device=units.device)
+        del images, units
+        count, num_patches, num_texts, _ = cosines.shape
+        score = torch.rand(count, num_texts, num_patches, device=cosines.device)
         return score, exact_top_k(score, self.num_kept(num_patches))
 
 
-class VariedLate(LateInteraction):
-    """Keeps a random share of the patches in training, from its own one to all of them."""
-
-    def num_kept(self, num_patches: int) -> int:
-        """Return the number of kept patches of N."""
-        least = super().num_kept(num_patches)
-        return int(torch.randint(least, num_patches + 1, ())) if self.training else least
-
-
-_NETS = {"one vector": OneVector, "random": RandomLate, "varied": VariedLate}
+_NETS = {"one vector": OneVector, "random": RandomLate}
 
 
 def run(
@@ -253,7 +244,7 @@ def run_arm(
         assert isinstance(net, LateInteraction)
         task.model.net = _NETS[kind](
             net.text_proj.in_features, match.sparse_ratio, match.typicality,
-            word_weights=match.word_weights, smooth=match.smooth, relevance=match.relevance,
+            word_weights=match.word_weights, relevance=match.relevance,
             grid_hw=net.grid_hw,
         )  # fmt: skip
     fitted = fit(task, task.config.train, resume=True)

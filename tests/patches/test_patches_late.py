@@ -1,8 +1,5 @@
 """Late interaction with the patches that a text keeps: an oracle in loops, index, training."""
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 import torch
 from torch.nn import functional as F
@@ -30,16 +27,6 @@ def sides(seed: int = 0, images: int = 3, texts: int = 4, cls: bool = True) -> t
     return Images(patches, first), Texts(Words(words, mask))
 
 
-def neighbours(net: LateInteraction, patch: int) -> Iterator[int]:
-    """Yield the patches within `smooth` rows and columns of a patch."""
-    rows, columns = net.grid_hw or (1, 12)
-    for other in range(rows * columns):
-        down = abs(other // columns - patch // columns)
-        right = abs(other % columns - patch % columns)
-        if max(down, right) <= net.smooth:
-            yield other
-
-
 def oracle(net: LateInteraction, images: Images, texts: Texts) -> torch.Tensor:
     """Return the scores, pair by pair and word by word."""
     scores = torch.zeros(len(images.patches), len(texts.words.mask))
@@ -54,12 +41,14 @@ def oracle(net: LateInteraction, images: Images, texts: Texts) -> torch.Tensor:
             if net.word_weight is not None:
                 weights = (words @ net.word_weight.weight[0]).softmax(0)
             text = F.normalize(net.text_proj.weight @ (weights @ words), dim=0)
-            named = F.normalize(weights @ words, dim=0)[None]
+            rank = units @ F.normalize(weights @ words, dim=0)
+            rank = rank + net.typicality * (units @ F.normalize(mean, dim=0))
             if net.relevance == "words":
-                heavy = [m for m, weight in enumerate(weights) if weight > 0.999 / len(words)]
-                named = F.normalize(words[heavy], dim=1)
-            near = torch.stack([units[list(neighbours(net, p))].mean(0) for p in range(len(units))])
-            rank = (near @ named.T).amax(1) + net.typicality * (near @ F.normalize(mean, dim=0))
+                of_words = []
+                for word in F.normalize(words, dim=1):
+                    of_word = units @ word + net.typicality * (units @ F.normalize(mean, dim=0))
+                    of_words.append(of_word - of_word.max())
+                rank = torch.stack(of_words).amax(0)
             count = -(-len(patches) * net.sparse_ratio // 1)
             kept = rank.argsort(descending=True)[: int(count)]
             cosines = F.normalize(words, dim=1) @ units[kept].T
@@ -68,16 +57,17 @@ def oracle(net: LateInteraction, images: Images, texts: Texts) -> torch.Tensor:
     return scores
 
 
+@pytest.mark.parametrize("relevance", ["mean", "words"])
 @pytest.mark.parametrize("cls", [True, False])
 @pytest.mark.parametrize("word_weights", [True, False])
 @pytest.mark.parametrize(
     ("ratio", "typicality"), [(1.0, -1.0), (0.25, -1.0), (0.5, 1.0), (0.3, 0.0)]
 )
 def test_scores_equal_a_plain_loop(
-    ratio: float, typicality: float, word_weights: bool, cls: bool, monkeypatch
+    ratio: float, typicality: float, word_weights: bool, cls: bool, relevance, monkeypatch
 ):
     images, texts = sides(cls=cls)
-    net = LateInteraction(8, ratio, typicality, word_weights=word_weights)
+    net = LateInteraction(8, ratio, typicality, word_weights=word_weights, relevance=relevance)
     torch.nn.init.normal_(net.image_proj.weight)
     if net.word_weight is not None:
         torch.nn.init.normal_(net.word_weight.weight)
@@ -91,48 +81,6 @@ def test_scores_equal_a_plain_loop(
         torch.testing.assert_close(found, expected[rows, columns])
 
 
-@pytest.mark.parametrize("word_weights", [True, False])
-@pytest.mark.parametrize(
-    "settings",
-    [{"smooth": 1}, {"smooth": 2}, {"relevance": "words"}, {"relevance": "words", "smooth": 1}],
-)
-def test_scores_with_other_rankings_equal_a_plain_loop(
-    settings: dict[str, Any], word_weights: bool, monkeypatch
-):
-    images, texts = sides(images=4)
-    net = LateInteraction(8, 0.25, word_weights=word_weights, grid_hw=(3, 4), **settings)
-    if net.word_weight is not None:
-        torch.nn.init.normal_(net.word_weight.weight)
-    with torch.no_grad():
-        expected = oracle(net, images, texts)
-        torch.testing.assert_close(net.match(images, texts).scores, expected)
-        monkeypatch.setattr("eligo.patches.model.late._LARGEST", 100)  # one image at a time
-        torch.testing.assert_close(net.match(images, texts).scores, expected)
-
-
-def test_only_real_neighbours_are_averaged():
-    """Four rows of which the last is padding: as without it."""
-    patches = torch.randn(2, 16, 8)
-    mask = torch.arange(16).expand(2, -1) < 12
-    padded = Images(patches.masked_fill(~mask[..., None], 0.0), None, mask)
-    texts = sides()[1]
-    settings = {"sparse_ratio": 0.25, "smooth": 1}
-    whole = LateInteraction(8, grid_hw=(4, 4), **settings).match(padded, texts, decisions=True)
-    cut = LateInteraction(8, grid_hw=(3, 4), **settings)
-    expected = cut.match(Images(patches[:, :12]), texts, decisions=True)
-    torch.testing.assert_close(whole.scores, expected.scores)
-    assert torch.equal(whole.sparse.live[..., :12], expected.sparse.live)
-    assert not whole.sparse.live[..., 12:].any()
-
-
-def test_smoothing_needs_the_grid_of_the_patches():
-    images, texts = sides()
-    for grid in (None, (3, 3)):
-        net = LateInteraction(8, smooth=1, grid_hw=grid)
-        with pytest.raises(InputError, match="smooth: needs the grid of the 12 patches"):
-            net.match(images, texts)
-
-
 def test_untrained_word_weights_change_nothing():
     images, texts = sides()
     plain, weighted = (LateInteraction(8, word_weights=weights) for weights in (False, True))
@@ -141,11 +89,11 @@ def test_untrained_word_weights_change_nothing():
     )
 
 
-@pytest.mark.parametrize("settings", [{}, {"smooth": 1}, {"relevance": "words"}])
+@pytest.mark.parametrize("relevance", ["mean", "words"])
 @pytest.mark.parametrize("word_weights", [True, False])
-def test_gradients_equal_those_of_the_loop(word_weights: bool, settings: dict[str, Any]):
+def test_gradients_equal_those_of_the_loop(word_weights: bool, relevance):
     images, texts = sides()
-    net = LateInteraction(8, 0.5, word_weights=word_weights, grid_hw=(3, 4), **settings)
+    net = LateInteraction(8, 0.5, word_weights=word_weights, relevance=relevance)
     if net.word_weight is not None:
         torch.nn.init.normal_(net.word_weight.weight)
     gradients = []
@@ -161,11 +109,22 @@ def test_gradients_equal_those_of_the_loop(word_weights: bool, settings: dict[st
     torch.testing.assert_close(*gradients)
 
 
-def test_padding_of_patches_is_never_kept():
+def test_no_word_loses_its_best_patch():
+    """With six patches for five words, whatever the mean word prefers."""
+    images, texts = sides()
+    kept = LateInteraction(8, 0.5, 0.0).match(images, texts, decisions=True).sparse.live.bool()
+    units = F.normalize(images.patches, dim=-1)
+    for t in range(4):
+        best = (units @ F.normalize(texts.words.of(t), dim=1).T).argmax(1)
+        assert kept[:, t].gather(1, best).all()
+
+
+@pytest.mark.parametrize("relevance", ["mean", "words"])
+def test_padding_of_patches_is_never_kept(relevance):
     images, texts = sides()
     mask = torch.ones(3, 12, dtype=torch.bool)
     mask[1, 7:] = False
-    net = LateInteraction(8, 0.5)
+    net = LateInteraction(8, 0.5, relevance=relevance)
     matches = net.match(Images(images.patches, images.cls, mask), texts, decisions=True)
     short = Images(images.patches[1:2, :7], images.cls[1:2])
     torch.testing.assert_close(matches.scores[1:2], net.match(short, texts).scores)
@@ -177,10 +136,11 @@ def test_the_subject_is_kept_not_the_background():
     background, dog, ball = F.normalize(torch.randn(3, 16), dim=1)
     patches = torch.stack([background] * 10 + [dog, ball])[None]
     word = (dog + 0.5 * background)[None, None]
-    texts = Texts(Words(word, torch.ones(1, 1, dtype=torch.bool)))
+    directions = Words(word, torch.ones(1, 1, dtype=torch.bool)).directions()
+    units = F.normalize(patches, dim=-1)
     kept = {
         t: LateInteraction(16, 1 / 12, t).select(
-            Images(patches), F.normalize(patches, dim=-1), texts.words.directions()[:, None]
+            Images(patches), units, torch.einsum("vnc,tc->vnt", units, directions).unsqueeze(-1)
         )[1]
         for t in (-1.0, 1.0)
     }
@@ -268,6 +228,7 @@ def test_models_saved_without_typicality_keep_the_documented_score(tmp_path):
     ))  # fmt: skip
     again = RetrievalModel.from_pretrained(tmp_path)
     assert again.config.match.typicality == 1.0
+    assert again.config.match.relevance == "words"  # the other key was there
     assert RetrievalModel.tiny(kind="open").config.match.typicality == -0.5
 
 

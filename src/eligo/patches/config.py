@@ -140,12 +140,9 @@ class MatchConfig(Config):
     open). Below 0 it favours what is unlike the rest; 1, as in LAPS, favours the background."""
     word_weights: bool = False
     """Learn how much every word counts, starting with equal weights (late)."""
-    smooth: int = Field(default=0, ge=0)
-    """Rank the mean of the patches up to so many rows and columns away: things are larger than a
-    patch (late)."""
-    relevance: Literal["mean", "words"] = "mean"
-    """Compare patches with the mean word, or with the best word of at least average weight (late).
-    """
+    relevance: Literal["mean", "words"] = "words"
+    """Rank patches by how close they come to the best patch of a word, so that no word loses its
+    best one, or by their similarity to the mean word (late)."""
     aggr_ratio: float = Field(default=0.4, gt=0, le=1)
     """Tokens per kept patch."""
     top_k: int = Field(default=5, ge=1)
@@ -177,7 +174,7 @@ class MatchConfig(Config):
         if self.kind not in ("late", "open"):
             unused["typicality"] = f"match.kind is {self.kind}"
         if self.kind != "late":
-            keys = ("word_weights", "smooth", "relevance")
+            keys = ("word_weights", "relevance")
             unused |= dict.fromkeys(keys, f"match.kind is {self.kind}")
         else:
             reason = "match.kind is late, which folds no patches"

@@ -78,6 +78,8 @@ class PhotosConfig(Config):
     """What else is special in an arm."""
     starts: dict[str, str] = Field(default_factory=dict)
     """Arms that continue from the finished training of another one, with the same seed."""
+    scored: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Settings of an arm's matching network that change after its training."""
     ours: str
     """The arm that is compared with all others."""
     seeds: tuple[Seed, ...] = Field(default=(0, 1, 2), min_length=1)
@@ -87,7 +89,7 @@ class PhotosConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> "PhotosConfig":
-        for name in (*self.kinds, *self.starts, *self.starts.values(), self.ours):
+        for name in (*self.kinds, *self.starts, *self.starts.values(), *self.scored, self.ours):
             if name not in self.arms:
                 raise ValueError(f"got {name!r}, expected one of {', '.join(self.arms)}")
         return self
@@ -206,7 +208,8 @@ class PhotosStudy:
     def result(self, arm: str, seed: int) -> Any:
         """Return the result of a training; None if there is none yet."""
         config = self.settings(arm, seed)
-        return read_finished(config.train.folder / RESULT, _recorded(config, self.trial))
+        recorded = _recorded(config, self.trial, self.config.scored.get(arm))
+        return read_finished(config.train.folder / RESULT, recorded)
 
     def work(self) -> None:
         """Do the missing trainings, beside other processes."""
@@ -218,15 +221,22 @@ class PhotosStudy:
             return False
         with claimed(self.out / "locks" / self._name(arm, seed)) as is_claimed:
             if is_claimed and self.result(arm, seed) is None:
-                kind = self.config.kinds.get(arm, "plain")
-                run_arm(self.settings(arm, seed), kind, rooms=self.rooms, trial=self.trial)
+                run_arm(
+                    self.settings(arm, seed),
+                    self.config.kinds.get(arm, "plain"),
+                    rooms=self.rooms,
+                    trial=self.trial,
+                    scored=self.config.scored.get(arm),
+                )
         return is_claimed
 
 
-def _recorded(config: PatchesTrainConfig, trial: bool) -> dict[str, Any]:
+def _recorded(
+    config: PatchesTrainConfig, trial: bool, scored: Mapping[str, Any] | None
+) -> dict[str, Any]:
     """Return everything that a result depends on, except the folder, which may be moved."""
     settings = config.model_dump(mode="json", exclude={"train": {"out", "init_from"}})
-    return settings | {"trial": True} if trial else settings
+    return settings | ({"trial": True} if trial else {}) | ({"scored": scored} if scored else {})
 
 
 def run_arm(
@@ -235,8 +245,12 @@ def run_arm(
     *,
     rooms: Path | None,
     trial: bool = False,
+    scored: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Train one arm and score it on test photos and frames (`trial`: of val and train)."""
+    """Train one arm and score it on test photos and frames (`trial`: of val and train).
+
+    `scored`: attributes of the network that change after the training.
+    """
     task_type = OtherCaptionsTask if kind == "other captions" else PatchesTask
     task = task_type(with_counted_steps(config))
     if kind in _NETS:
@@ -250,10 +264,14 @@ def run_arm(
     fitted = fit(task, task.config.train, resume=True)
     load_weights(fitted.chosen, {"retriever": task.model})
     model = task.model.eval()
+    for name, value in (scored or {}).items():
+        assert hasattr(model.net, name)
+        setattr(model.net, name, value)
     scores, positive = _score_split(task, "val" if trial else "test")
     metrics = retrieval_metrics(scores, positive.to(scores.device))
     result: dict[str, Any] = {
-        "config": _recorded(config, trial), "validation": fitted.best, "test": metrics.as_dict(),
+        "config": _recorded(config, trial, scored),
+        "validation": fitted.best, "test": metrics.as_dict(),
         "photos": photo_steps(scores.cpu(), positive.cpu()),
     }  # fmt: skip
     selects = kind != "one vector" and config.model.match.kind not in ("global", "filip")

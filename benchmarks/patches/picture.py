@@ -1,4 +1,4 @@
-"""`python -m benchmarks.patches.picture`: the patches of a photo that each of several texts keeps."""
+"""`python -m benchmarks.patches.picture`: the patches of a photo that texts keep."""
 
 from pathlib import Path
 

@@ -34,6 +34,12 @@ starts: {fine-tuned: 1/4 relevant}
 ours: 1/4 relevant
 """
 
+TRIAL = """
+arms: {mean: {model.match.relevance: mean}, all then: {model.match.relevance: mean}}
+scored: {all then: {sparse_ratio: 1.0}}
+ours: mean
+"""
+
 
 def make_rooms(folder: Path, frames: int = 3) -> Path:
     """Write frames whose left half is a bed (class 4)."""
@@ -58,7 +64,7 @@ def files(tmp_path_factory) -> Path:
     make_photos(folder / "photos", count=48)
     make_rooms(folder / "rooms")
     (folder / "tiny.yaml").write_text(TINY)
-    (folder / "trial.yaml").write_text("arms: {mean: {model.match.relevance: mean}}\nours: mean\n")
+    (folder / "trial.yaml").write_text(TRIAL)
     return folder
 
 
@@ -83,9 +89,13 @@ def test_a_trial_looks_at_val_and_training_frames(files: Path, monkeypatch):
     read = photos.read_captions
     monkeypatch.setattr(photos, "read_captions", lambda d, s: looked.append(s) or read(d, s))
     folder = run_study(files, "trial.yaml", "--trial")
-    assert looked == ["val"]
-    result = json.loads((folder / "0_0" / "result.json").read_text())
-    assert result["pointing"]["frames"] == ["0001"]
+    assert looked == ["val", "val"]
+    quarter, whole = (
+        json.loads((folder / name / "result.json").read_text()) for name in ("0_0", "1_0")
+    )
+    assert quarter["pointing"]["frames"] == ["0001"]
+    assert quarter["validation"] == whole["validation"]  # trained alike
+    assert whole["config"]["scored"] == {"sparse_ratio": 1.0}
     assert json.loads((folder / "photos.json").read_text())["trial"]
 
 

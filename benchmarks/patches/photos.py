@@ -3,6 +3,10 @@
 All arms have the same frozen encoders, whose features are computed once, the same heads and the
 same training; they differ in how images and texts are matched. The checkpoint is chosen on the
 split val; the test split is scored once. Finished trainings are not repeated.
+
+Settings are chosen by trials, on val and on NYUv2's training frames:
+
+    python -m benchmarks.patches.photos benchmarks/patches/photos_trials.yaml --trial ...
 """
 
 import json as json_module
@@ -74,6 +78,8 @@ class PhotosConfig(Config):
     """What else is special in an arm."""
     starts: dict[str, str] = Field(default_factory=dict)
     """Arms that continue from the finished training of another one, with the same seed."""
+    scored: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Settings of an arm's matching network that change after its training."""
     ours: str
     """The arm that is compared with all others."""
     seeds: tuple[Seed, ...] = Field(default=(0, 1, 2), min_length=1)
@@ -83,7 +89,7 @@ class PhotosConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> "PhotosConfig":
-        for name in (*self.kinds, *self.starts, *self.starts.values(), self.ours):
+        for name in (*self.kinds, *self.starts, *self.starts.values(), *self.scored, self.ours):
             if name not in self.arms:
                 raise ValueError(f"got {name!r}, expected one of {', '.join(self.arms)}")
         return self
@@ -102,12 +108,15 @@ class OneVector(LateInteraction):
 class RandomLate(LateInteraction):
     """Keeps random patches, new ones in every call."""
 
-    def select(self, images: Images, units: Any, directions: Any) -> Any:
+    def select(self, images: Images, units: Any, cosines: Any) -> Any:
         """Return random scores and the patches that they keep."""
-        del images
-        count, num_patches, _ = units.shape
-        score = torch.rand(count, len(directions), num_patches, device=units.device)
+        del images, units
+        count, num_patches, num_texts, _ = cosines.shape
+        score = torch.rand(count, num_texts, num_patches, device=cosines.device)
         return score, exact_top_k(score, self.num_kept(num_patches))
+
+
+_NETS = {"one vector": OneVector, "random": RandomLate}
 
 
 def run(
@@ -120,6 +129,7 @@ def run(
     rooms: Path | None = None,
     out: Path = Path("runs/patches_photos"),
     workers: Count = 1,
+    trial: bool = False,
     quick: bool = False,
     json: bool = False,
 ) -> None:
@@ -130,9 +140,10 @@ def run(
         images: Folder of the photos.
         vision: Folder or hub name of the vision encoder.
         text: Folder or hub name of the text encoder.
-        rooms: NYUv2: a folder with rgb, label (NYU40) and test.txt, for pointing.
+        rooms: NYUv2: a folder with rgb, label (NYU40), train.txt and test.txt, for pointing.
         out: The folder to write to.
         workers: Trainings at a time, each in its own process.
+        trial: Score the split val and the training frames of NYUv2 instead of those of test.
         quick: A quick test on a CPU, in a folder `quick` inside; its numbers are meaningless.
         json: Print one JSON document.
     """
@@ -144,13 +155,13 @@ def run(
         "model.encoders.vision": vision, "model.encoders.text": text,
     }  # fmt: skip
     write_joined(captions, out / _JOINED)
-    study = PhotosStudy(config, given, out, rooms, quick)
+    study = PhotosStudy(config, given, out, rooms, quick, trial)
     with helpers(min(workers, len(study.missing())) - 1, study.work):
         study.work()
     found = {arm: [study.result(arm, seed) for seed in config.seeds] for arm in config.arms}
     device = PartialState().device
     summary = summarise(config, found)
-    document = provenance(str(device)) | {"quick": quick} | summary
+    document = provenance(str(device)) | {"quick": quick, "trial": trial} | summary
     document |= {"config": config.model_dump(mode="json"), "photos": _photos(found)}
     written = write_text(out / "photos.json", json_module.dumps(document) + "\n")
     if json:
@@ -170,6 +181,7 @@ class PhotosStudy:
     out: Path
     rooms: Path | None
     quick: bool
+    trial: bool = False
 
     def settings(self, arm: str, seed: int) -> PatchesTrainConfig:
         """Return the config of one training."""
@@ -196,7 +208,8 @@ class PhotosStudy:
     def result(self, arm: str, seed: int) -> Any:
         """Return the result of a training; None if there is none yet."""
         config = self.settings(arm, seed)
-        return read_finished(config.train.folder / RESULT, _recorded(config))
+        recorded = _recorded(config, self.trial, self.config.scored.get(arm))
+        return read_finished(config.train.folder / RESULT, recorded)
 
     def work(self) -> None:
         """Do the missing trainings, beside other processes."""
@@ -208,52 +221,74 @@ class PhotosStudy:
             return False
         with claimed(self.out / "locks" / self._name(arm, seed)) as is_claimed:
             if is_claimed and self.result(arm, seed) is None:
-                kind = self.config.kinds.get(arm, "plain")
-                run_arm(self.settings(arm, seed), kind, rooms=self.rooms)
+                run_arm(
+                    self.settings(arm, seed),
+                    self.config.kinds.get(arm, "plain"),
+                    rooms=self.rooms,
+                    trial=self.trial,
+                    scored=self.config.scored.get(arm),
+                )
         return is_claimed
 
 
-def _recorded(config: PatchesTrainConfig) -> dict[str, Any]:
+def _recorded(
+    config: PatchesTrainConfig, trial: bool, scored: Mapping[str, Any] | None
+) -> dict[str, Any]:
     """Return everything that a result depends on, except the folder, which may be moved."""
-    return config.model_dump(mode="json", exclude={"train": {"out", "init_from"}})
+    settings = config.model_dump(mode="json", exclude={"train": {"out", "init_from"}})
+    return settings | ({"trial": True} if trial else {}) | ({"scored": scored} if scored else {})
 
 
 def run_arm(
-    config: PatchesTrainConfig, kind: ArmKind = "plain", *, rooms: Path | None
+    config: PatchesTrainConfig,
+    kind: ArmKind = "plain",
+    *,
+    rooms: Path | None,
+    trial: bool = False,
+    scored: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Train and score one arm."""
+    """Train one arm and score it on test photos and frames (`trial`: of val and train).
+
+    `scored`: attributes of the network that change after the training.
+    """
     task_type = OtherCaptionsTask if kind == "other captions" else PatchesTask
     task = task_type(with_counted_steps(config))
-    if kind in ("one vector", "random"):
+    if kind in _NETS:
         net, match = task.model.net, config.model.match
         assert isinstance(net, LateInteraction)
-        net_type = RandomLate if kind == "random" else OneVector
-        task.model.net = net_type(
-            net.text_proj.in_features, match.sparse_ratio,
-            word_weights=match.word_weights, grid_hw=net.grid_hw,
+        task.model.net = _NETS[kind](
+            net.text_proj.in_features, match.sparse_ratio, match.typicality,
+            word_weights=match.word_weights, relevance=match.relevance,
+            grid_hw=net.grid_hw,
         )  # fmt: skip
     fitted = fit(task, task.config.train, resume=True)
     load_weights(fitted.chosen, {"retriever": task.model})
     model = task.model.eval()
-    scores, positive = _score_test(task)
+    for name, value in (scored or {}).items():
+        assert hasattr(model.net, name)
+        setattr(model.net, name, value)
+    scores, positive = _score_split(task, "val" if trial else "test")
     metrics = retrieval_metrics(scores, positive.to(scores.device))
     result: dict[str, Any] = {
-        "config": _recorded(config), "validation": fitted.best, "test": metrics.as_dict(),
+        "config": _recorded(config, trial, scored),
+        "validation": fitted.best, "test": metrics.as_dict(),
         "photos": photo_steps(scores.cpu(), positive.cpu()),
     }  # fmt: skip
     selects = kind != "one vector" and config.model.match.kind not in ("global", "filip")
     points = selects and not config.model.match.dense
     if rooms is not None and points:
-        result["pointing"] = pointing(model, rooms)
+        result["pointing"] = pointing(model, rooms, "train" if trial else "test")
     write_text(config.train.folder / RESULT, json_module.dumps(result) + "\n")
     return result
 
 
-def _score_test(task: PatchesTask) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the scores of all pairs of the test split, and which of them are true."""
+def _score_split(
+    task: PatchesTask, split: Literal["val", "test"]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the scores of all pairs of a split, and which of them are true."""
     model, data = task.model, task.config.data
     assert isinstance(data, KarpathyDataConfig)
-    images = read_captions(data, "test")
+    images = read_captions(data, split)
     if isinstance(task, OtherCaptionsTask):
         stored = open_cache(data, model).features(one_by_one(images), dense=True)
         return score_one_by_one(model, stored)

@@ -111,10 +111,6 @@ class StudyConfig(Config):
             "model.encoders.backbone_lr": self.backbone_lr,
         }
         name = variant
-        if variant == "relevant":
-            name = "open"
-            default = PatchesTrainConfig().model.match.typicality
-            changes |= {"model.match.typicality": default, "centre_heads": False}
         if variant.startswith("ratio_"):
             name = "open"
             changes["model.match.sparse_ratio"] = float(variant.removeprefix("ratio_"))

@@ -10,6 +10,7 @@ from photo_parts import make_photos, make_tower
 from PIL import Image
 from pretrained_models import sentence_transformer
 
+from benchmarks.patches import photos
 from benchmarks.patches.other_captions import one_by_one
 from benchmarks.patches.photos import PhotosConfig, photo_steps, run, summarise
 from benchmarks.patches.photos_pointing import pointing
@@ -33,6 +34,12 @@ starts: {fine-tuned: 1/4 relevant}
 ours: 1/4 relevant
 """
 
+TRIAL = """
+arms: {mean: {model.match.relevance: mean}, all then: {model.match.relevance: mean}}
+scored: {all then: {sparse_ratio: 1.0}}
+ours: mean
+"""
+
 
 def make_rooms(folder: Path, frames: int = 3) -> Path:
     """Write frames whose left half is a bed (class 4)."""
@@ -45,25 +52,51 @@ def make_rooms(folder: Path, frames: int = 3) -> Path:
         label[:, :16] = 4
         Image.fromarray(label).save(folder / "label" / f"{number:04d}.png")
     (folder / "test.txt").write_text("".join(f"{number:04d}\n" for number in range(frames)))
+    (folder / "train.txt").write_text("0001\n")
     return folder
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> Path:
+def files(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("photos")
     make_tower("dinov2", folder / "vision", layers=12)
     sentence_transformer(folder / "text", nested=False)
     make_photos(folder / "photos", count=48)
     make_rooms(folder / "rooms")
     (folder / "tiny.yaml").write_text(TINY)
+    (folder / "trial.yaml").write_text(TRIAL)
+    return folder
+
+
+def run_study(folder: Path, name: str, *flags: str | int) -> Path:
     words = [
-        folder / "tiny.yaml", "--quick", "--workers", 2,
+        folder / name, "--quick", *flags,
         "--captions", folder / "photos" / "captions.json", "--images", folder / "photos" / "images",
         "--vision", folder / "vision", "--text", folder / "text" / "minilm",
-        "--rooms", folder / "rooms", "--out", folder / "out",
+        "--rooms", folder / "rooms", "--out", folder / name.removesuffix(".yaml"),
     ]  # fmt: skip
     assert run_script(run, [str(word) for word in words]) == 0
-    return folder / "out" / "quick"
+    return folder / name.removesuffix(".yaml") / "quick"
+
+
+@pytest.fixture(scope="module")
+def finished(files: Path) -> Path:
+    return run_study(files, "tiny.yaml", "--workers", 2)
+
+
+def test_a_trial_looks_at_val_and_training_frames(files: Path, monkeypatch):
+    looked = []
+    read = photos.read_captions
+    monkeypatch.setattr(photos, "read_captions", lambda d, s: looked.append(s) or read(d, s))
+    folder = run_study(files, "trial.yaml", "--trial")
+    assert looked == ["val", "val"]
+    quarter, whole = (
+        json.loads((folder / name / "result.json").read_text()) for name in ("0_0", "1_0")
+    )
+    assert quarter["pointing"]["frames"] == ["0001"]
+    assert quarter["validation"] == whole["validation"]  # trained alike
+    assert whole["config"]["scored"] == {"sparse_ratio": 1.0}
+    assert json.loads((folder / "photos.json").read_text())["trial"]
 
 
 def test_every_arm_is_scored(finished: Path):

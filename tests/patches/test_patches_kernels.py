@@ -23,6 +23,8 @@ from eligo.errors import InputError
 from eligo.patches import alignment_loss, two_pass_loss
 from eligo.patches.kernels import algebra, blocks
 from eligo.patches.kernels.hoist import text_blocks
+from eligo.patches.kernels.interface import PatchDecision
+from eligo.patches.model.functional import weighted_softmax
 
 HERE = Path(__file__).parent
 FAST = ("torch", "auto")
@@ -70,6 +72,38 @@ def test_our_defaults_agree_with_the_loop(name, gram, monkeypatch):
         results[kernel] = scores.detach(), gradients(net, inputs, probe)
     assert torch.allclose(*(result[0] for result in results.values()), atol=1e-12)
     assert_close_gradients(results["torch"][1], results["reference"][1], 1e-9)
+
+
+@pytest.mark.parametrize("nets", [1, 2])
+@pytest.mark.parametrize("has_extra", [True, False])
+def test_mixing_matrix_of_a_gpu_is_the_weighted_softmax(nets, has_extra, monkeypatch):
+    """Values and gradients, also of dropped patches, with underflow and an empty selection."""
+    monkeypatch.setattr(algebra, "values_are_free", lambda *_: False)
+    random = torch.Generator().manual_seed(3)
+    logits = [torch.randn(2, 3, 6, generator=random).double() for _ in range(nets)]
+    logits[0][0, 1, 2] = 300.0  # dropped below: the kept ones underflow relative to it
+    lives = [(torch.rand(2, 4, 6, generator=random) < 0.5).double() for _ in range(nets)]
+    for live in lives:
+        live[:, :, 0] = 1.0
+    lives[0][0, :, 2], lives[0][1, 2] = 0.0, 0.0
+    extra = torch.rand(2, 4, 6, generator=random).double() if has_extra else None
+    probe = torch.randn(2, 4, 3 + has_extra, 6, generator=random).double()
+    found = []
+    for fast in (True, False):
+        leaves = [part.clone().requires_grad_() for part in (*logits, *lives)]
+        tail = [] if extra is None else [extra.clone().requires_grad_()]
+        if fast:
+            decisions = tuple(PatchDecision(live, live) for live in leaves[nets:])
+            mixing = algebra.mixing_matrix(tuple(leaves[:nets]), decisions, *(tail or [None]))
+        else:
+            pairs = zip(leaves[:nets], leaves[nets:], strict=True)
+            slots = sum(weighted_softmax(a.unsqueeze(1), b.unsqueeze(2)) for a, b in pairs)
+            mixing = torch.cat([slots, *(part.unsqueeze(2) for part in tail)], 2)
+        (mixing * probe).sum().backward()
+        d_live = [part.grad for part in leaves[nets:]]
+        d_live[0][1, 2] = 0.0  # of the empty selection: undefined
+        found.append([mixing, *d_live, *(part.grad for part in (*leaves[:nets], *tail))])
+    torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize("name", DEFAULTS)

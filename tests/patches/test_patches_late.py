@@ -43,6 +43,12 @@ def oracle(net: LateInteraction, images: Images, texts: Texts) -> torch.Tensor:
             text = F.normalize(net.text_proj.weight @ (weights @ words), dim=0)
             rank = units @ F.normalize(weights @ words, dim=0)
             rank = rank + net.typicality * (units @ F.normalize(mean, dim=0))
+            if net.relevance == "words":
+                of_words = []
+                for word in F.normalize(words, dim=1):
+                    of_word = units @ word + net.typicality * (units @ F.normalize(mean, dim=0))
+                    of_words.append(of_word - of_word.max())
+                rank = torch.stack(of_words).amax(0)
             count = -(-len(patches) * net.sparse_ratio // 1)
             kept = rank.argsort(descending=True)[: int(count)]
             cosines = F.normalize(words, dim=1) @ units[kept].T
@@ -51,16 +57,17 @@ def oracle(net: LateInteraction, images: Images, texts: Texts) -> torch.Tensor:
     return scores
 
 
+@pytest.mark.parametrize("relevance", ["mean", "words"])
 @pytest.mark.parametrize("cls", [True, False])
 @pytest.mark.parametrize("word_weights", [True, False])
 @pytest.mark.parametrize(
     ("ratio", "typicality"), [(1.0, -1.0), (0.25, -1.0), (0.5, 1.0), (0.3, 0.0)]
 )
 def test_scores_equal_a_plain_loop(
-    ratio: float, typicality: float, word_weights: bool, cls: bool, monkeypatch
+    ratio: float, typicality: float, word_weights: bool, cls: bool, relevance, monkeypatch
 ):
     images, texts = sides(cls=cls)
-    net = LateInteraction(8, ratio, typicality, word_weights=word_weights)
+    net = LateInteraction(8, ratio, typicality, word_weights=word_weights, relevance=relevance)
     torch.nn.init.normal_(net.image_proj.weight)
     if net.word_weight is not None:
         torch.nn.init.normal_(net.word_weight.weight)
@@ -82,10 +89,11 @@ def test_untrained_word_weights_change_nothing():
     )
 
 
+@pytest.mark.parametrize("relevance", ["mean", "words"])
 @pytest.mark.parametrize("word_weights", [True, False])
-def test_gradients_equal_those_of_the_loop(word_weights: bool):
+def test_gradients_equal_those_of_the_loop(word_weights: bool, relevance):
     images, texts = sides()
-    net = LateInteraction(8, 0.5, word_weights=word_weights)
+    net = LateInteraction(8, 0.5, word_weights=word_weights, relevance=relevance)
     if net.word_weight is not None:
         torch.nn.init.normal_(net.word_weight.weight)
     gradients = []
@@ -101,11 +109,22 @@ def test_gradients_equal_those_of_the_loop(word_weights: bool):
     torch.testing.assert_close(*gradients)
 
 
-def test_padding_of_patches_is_never_kept():
+def test_no_word_loses_its_best_patch():
+    """With six patches for five words, whatever the mean word prefers."""
+    images, texts = sides()
+    kept = LateInteraction(8, 0.5, 0.0).match(images, texts, decisions=True).sparse.live.bool()
+    units = F.normalize(images.patches, dim=-1)
+    for t in range(4):
+        best = (units @ F.normalize(texts.words.of(t), dim=1).T).argmax(1)
+        assert kept[:, t].gather(1, best).all()
+
+
+@pytest.mark.parametrize("relevance", ["mean", "words"])
+def test_padding_of_patches_is_never_kept(relevance):
     images, texts = sides()
     mask = torch.ones(3, 12, dtype=torch.bool)
     mask[1, 7:] = False
-    net = LateInteraction(8, 0.5)
+    net = LateInteraction(8, 0.5, relevance=relevance)
     matches = net.match(Images(images.patches, images.cls, mask), texts, decisions=True)
     short = Images(images.patches[1:2, :7], images.cls[1:2])
     torch.testing.assert_close(matches.scores[1:2], net.match(short, texts).scores)
@@ -117,10 +136,11 @@ def test_the_subject_is_kept_not_the_background():
     background, dog, ball = F.normalize(torch.randn(3, 16), dim=1)
     patches = torch.stack([background] * 10 + [dog, ball])[None]
     word = (dog + 0.5 * background)[None, None]
-    texts = Texts(Words(word, torch.ones(1, 1, dtype=torch.bool)))
+    directions = Words(word, torch.ones(1, 1, dtype=torch.bool)).directions()
+    units = F.normalize(patches, dim=-1)
     kept = {
         t: LateInteraction(16, 1 / 12, t).select(
-            Images(patches), F.normalize(patches, dim=-1), texts.words.directions()
+            Images(patches), units, torch.einsum("vnc,tc->vnt", units, directions).unsqueeze(-1)
         )[1]
         for t in (-1.0, 1.0)
     }
@@ -208,6 +228,7 @@ def test_models_saved_without_typicality_keep_the_documented_score(tmp_path):
     ))  # fmt: skip
     again = RetrievalModel.from_pretrained(tmp_path)
     assert again.config.match.typicality == 1.0
+    assert again.config.match.relevance == "words"  # the other key was there
     assert RetrievalModel.tiny(kind="open").config.match.typicality == -0.5
 
 

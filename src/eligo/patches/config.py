@@ -140,6 +140,9 @@ class MatchConfig(Config):
     open). Below 0 it favours what is unlike the rest; 1, as in LAPS, favours the background."""
     word_weights: bool = False
     """Learn how much every word counts, starting with equal weights (late)."""
+    relevance: Literal["mean", "words"] = "words"
+    """Rank patches by how close they come to the best patch of a word, so that no word loses its
+    best one, or by their similarity to the mean word (late)."""
     aggr_ratio: float = Field(default=0.4, gt=0, le=1)
     """Tokens per kept patch."""
     top_k: int = Field(default=5, ge=1)
@@ -171,7 +174,8 @@ class MatchConfig(Config):
         if self.kind not in ("late", "open"):
             unused["typicality"] = f"match.kind is {self.kind}"
         if self.kind != "late":
-            unused["word_weights"] = f"match.kind is {self.kind}"
+            keys = ("word_weights", "relevance")
+            unused |= dict.fromkeys(keys, f"match.kind is {self.kind}")
         else:
             reason = "match.kind is late, which folds no patches"
             unused |= dict.fromkeys(("aggr_ratio", "kernel"), reason)

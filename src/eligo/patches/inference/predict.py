@@ -176,8 +176,12 @@ def count_cost(
     index_bytes = sum(part.numel() * part.element_size() for part in stored.values())
     times = [1000 * part for part in seconds]
     if isinstance(net, LateInteraction):
-        # Scores of all patches, cosines of the kept ones with the words, one vector each.
-        pair = width * (num_patches + num_tokens * num_words + 1) / 1000
+        # Cosines of all patches with the words, one vector each; or scores of all patches and
+        # cosines of the kept ones.
+        matched = num_patches * num_words
+        if net.relevance == "mean":
+            matched = num_patches + num_tokens * num_words
+        pair = width * (matched + 1) / 1000
         sizes = num_patches, num_tokens, num_tokens, num_words
         return PatchCost(*sizes, pair, pair, "direct", index_bytes, *times)
     kept = net.sparse_net_cap.num_kept(num_patches)

@@ -9,14 +9,17 @@
 Axes: R images, J texts for each of them, N patches, S slots, P tokens, L words, C width.
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from eligo.ops._checks import values_are_free
 from eligo.patches.kernels.interface import PatchDecision
-from eligo.patches.model.functional import weighted_softmax, wide
+from eligo.patches.model.functional import LARGEST_EXPONENT, weighted_softmax, wide
 
 SMALLEST_SUM = 1e-20  # a smaller softmax sum is computed again from its own maximum
 
@@ -25,9 +28,20 @@ def mixing_matrix(
     logits: tuple[Float[Tensor, "images slots patches"], ...],
     decisions: tuple[PatchDecision, ...],
     extra: Float[Tensor, "images texts patches"] | None,
+    dtype: torch.dtype | None = None,
+    *,
+    any_empty: bool = True,
 ) -> Float[Tensor, "images texts tokens patches"]:
-    """Return M: the slots of one selection or the sum of two, then the extra token, if any."""
+    """Return M: the slots of one selection or the sum of two, then the extra token, if any.
+
+    `dtype`: in which M is multiplied; a wider one may be returned. None: that of the logits.
+    `any_empty`: whether a selection may be empty.
+    """
     has_extra = extra is not None
+    if not values_are_free(logits[0]):  # to detect underflow would need a device sync
+        lives = [decision.live for decision in decisions]
+        found: Any = _Mixing.apply(dtype, any_empty, extra, *logits, *lives)
+        return found
     slots = [
         _slot_weights(part, decision.live, has_extra)
         for part, decision in zip(logits, decisions, strict=True)
@@ -40,9 +54,6 @@ def mixing_matrix(
 
 def _slot_weights(logits: Tensor, live: Tensor, has_extra: bool) -> Tensor:
     """Return `D e^l / sum D e^l`, then a row of zeros for the extra token: (R, J, P, N)."""
-    if not values_are_free(logits):  # to detect underflow would need a device sync
-        weights = weighted_softmax(logits.unsqueeze(1), live.unsqueeze(2))
-        return F.pad(weights, (0, 0, 0, int(has_extra)))
     powers = (logits - logits.amax(-1, keepdim=True).detach()).exp()
     total = live @ powers.transpose(1, 2)  # (R, J, S)
     powers, total = F.pad(powers, (0, 0, 0, int(has_extra))), F.pad(total, (0, int(has_extra)))
@@ -55,6 +66,63 @@ def _slot_weights(logits: Tensor, live: Tensor, has_extra: bool) -> Tensor:
         exact = weighted_softmax(logits[row, slot], live[row, text])
         weights = weights.index_put((row, text, slot), exact)
     return weights
+
+
+class _Mixing(torch.autograd.Function):
+    """M in a given dtype, with the gradients of `weighted_softmax`, in few passes over memory.
+
+    M is by far the largest tensor of a training step. Its softmaxes are computed again in the
+    backward pass.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, dtype: torch.dtype | None, any_empty: bool, extra: Tensor | None, *given: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(*given)
+        ctx.any_empty = any_empty
+        half = len(given) // 2
+        num_slots, (rows, texts, num_patches) = given[0].shape[1], given[half].shape
+        size = (rows, texts, num_slots + (extra is not None), num_patches)
+        mixing = given[0].new_empty(size, dtype=dtype)
+        parts = [_shares(*pair, any_empty) for pair in zip(given[:half], given[half:], strict=True)]
+        mixing[:, :, :num_slots] = parts[0] if half == 1 else parts[0].add_(parts[1])
+        if extra is not None:
+            mixing[:, :, -1] = extra
+        return mixing
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, gradient: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        needs_extra, *needs = ctx.needs_input_grad[2:]
+        given, half = ctx.saved_tensors, len(needs) // 2
+        d_slots = gradient[:, :, : given[0].shape[1]]
+        found: list[Tensor | None] = [None] * len(needs)
+        for net, (logits, live) in enumerate(zip(given[:half], given[half:], strict=True)):
+            shares = _shares(logits, live, ctx.any_empty)
+            centred = d_slots - (d_slots * shares).sum(-1, keepdim=True)
+            if needs[half + net]:
+                # What a dropped patch would weigh: `e^(l - best) / sum`, bounded.
+                best = torch.where((live > 0).unsqueeze(2), logits.unsqueeze(1), -torch.inf)
+                best, largest = best.amax(-1, keepdim=True), shares.amax(-1, keepdim=True)
+                best = torch.where(largest > 0, best, torch.inf)
+                weights = (logits.unsqueeze(1) - best).clamp_max_(LARGEST_EXPONENT).exp_()
+                found[half + net] = weights.mul_(largest).mul_(centred).sum(2)
+            if needs[net]:
+                found[net] = shares.mul_(centred).sum(1)
+        return None, None, gradient[:, :, -1] if needs_extra else None, *found
+
+
+def _shares(logits: Tensor, live: Tensor, any_empty: bool) -> Tensor:
+    """Return the softmax over the kept patches: (R, J, S, N); zeros where none is kept."""
+    kept = (live > 0).unsqueeze(2)
+    if not any_empty:
+        return torch.where(kept, logits.unsqueeze(1), -torch.inf).softmax(-1)
+    empty = ~kept.any(-1, keepdim=True)
+    shares = torch.where(kept | empty, logits.unsqueeze(1), -torch.inf).softmax(-1)
+    return shares.masked_fill_(empty, 0.0)
 
 
 def extra_weights(

@@ -5,7 +5,8 @@ Predictor and slot logits depend on the image alone and are computed once per im
 repeating their first word, which changes no maximum; the [CLS] row is one product over all words.
 
 Images and texts of similar length are processed in blocks, by a byte budget. In training each block
-is a checkpoint: its intermediates are recomputed in the backward pass. On a GPU there is no device
+is a checkpoint: its intermediates are recomputed in the backward pass. Where the GPU has memory for
+all of them, blocks are large and nothing is recomputed. On a GPU there is no device
 sync, except to sort texts of more than a few words by their lengths.
 """
 
@@ -33,7 +34,7 @@ from eligo.patches.model.token_sparse import combine
 
 BYTE_BUDGET = 256 * 2**20
 CPU_BYTE_BUDGET = 16 * 2**20  # about the size of a cache: larger blocks are slower
-KEPT_BYTES = 2**30  # a training batch below this on a GPU is one block, without checkpoints
+KEPT_SHARE = 1 / 16  # of a GPU's memory: a smaller training batch is stored, without checkpoints
 
 Noise = tuple[Tensor | None, Tensor | None]
 Weighted = tuple[PatchDecision, Tensor]
@@ -71,9 +72,10 @@ def match_rows(
     budget = byte_budget or (BYTE_BUDGET if on_gpu else CPU_BYTE_BUDGET)
     fixed, per_word = pair_bytes(rows, fused)
     everything = len(rows.s_im) * num_texts * (fixed + per_word * longest)
-    keeps_all = on_gpu and byte_budget is None and everything <= KEPT_BYTES
+    kept_bytes = _kept_bytes(rows.patches.device) if on_gpu and byte_budget is None else 0
+    keeps_all = everything <= kept_bytes
     if keeps_all and torch.is_grad_enabled():
-        budget = KEPT_BYTES
+        budget = kept_bytes
     if fused:
         rows = _with_factor(rows, num_texts)
     alike = longest if are_alike(words) else None
@@ -126,6 +128,10 @@ def match_pairs(
         scores.append(score.squeeze(1))
         order.append(picked)
     return torch.cat(scores)[torch.cat(order).argsort()]
+
+
+def _kept_bytes(device: torch.device) -> int:
+    return int(KEPT_SHARE * torch.cuda.get_device_properties(device).total_memory)
 
 
 def pair_bytes(rows: ImageRows, fused: bool = False) -> tuple[int, int]:
@@ -266,7 +272,9 @@ def _align(
         )
     lacks = (extra == 0).all(-1) if may_lack and extra is not None else None  # (R, J)
     if maxima is None:
-        mixing = algebra.mixing_matrix(nets, decisions, extra)
+        mixing = algebra.mixing_matrix(
+            nets, decisions, extra, image.patches.dtype, any_empty=image.mask is not None
+        )
         cosines = algebra.mixed_cosines(mixing, image.patches, text.words)  # (R, J, L, tokens)
         if lacks is not None:  # hide the missing extra token
             last = cosines[..., -1:].masked_fill(lacks[..., None, None], -torch.inf)

@@ -77,6 +77,7 @@ def build_net(
     if match.kind == "late":
         return LateInteraction(
             embed_dim, match.sparse_ratio, match.typicality, word_weights=match.word_weights,
+            relevance=match.relevance,
             num_prefix_tokens=layout.num_prefix, grid_hw=layout.grid_hw,
         )  # fmt: skip
     return CrossSparseAggrNet(

@@ -7,13 +7,14 @@ instead; on photos that keeps the background.
 """
 
 from collections.abc import Iterator
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from eligo.patches.kernels.interface import Matches, PatchDecision
-from eligo.patches.model.best_matches import best_matches
+from eligo.patches.model.best_matches import best_matches, exact_cosines
 from eligo.patches.model.explain import PatchExplanation, heat_map
 from eligo.patches.model.functional import exact_top_k, mean_patch, unit, wide
 from eligo.patches.model.inputs import Images, Texts, Words, split_tokens
@@ -21,20 +22,25 @@ from eligo.patches.model.token_sparse import check_ratio, num_kept
 from eligo.selection import Selection
 
 _LARGEST = 2**26  # cosines held at a time
+Relevance = Literal["mean", "words"]
+"""What a patch is compared with: the mean word, or every word."""
 
 
 class LateInteraction(nn.Module):
     """Score V images against T texts.
 
         g      = <unit(G [cls, mean patch]), unit(H mean word)>
-        s_p    = <p, mean word> + typicality <p, mean patch>          (cosines)
+        s_mp   = <w_m, p> + typicality <p, mean patch>                (cosines)
+        s_p    = max_m (s_mp - max_q s_mq)
         K      = the ceil(N sparse_ratio) patches with the highest s_p
         S      = g + mean_m max_{p in K} <w_m, p> + mean_{p in K} max_m <w_m, p>
 
     Means over words are weighted by softmax_m(a w_m) with `word_weights`; a starts at 0, as equal
     weights. The choice of K has no gradient; G and H start as mean and identity.
     A `typicality` below 0 favours what is unlike the rest of the image, 0 ignores the rest, 1 is
-    the score of LAPS.
+    the score of LAPS. Patches are ranked by how close they come to the best patch q of a word, so
+    that no word loses its best one. With `relevance` "mean" they are ranked by the mean word alone,
+    `s_p = <p, mean word> + typicality <p, mean patch>`.
 
     Tensor shapes:
         patches (V, N, C), [CLS] (V, C)        words (T, L, C)
@@ -58,12 +64,14 @@ class LateInteraction(nn.Module):
         typicality: float = -0.5,
         *,
         word_weights: bool = False,
+        relevance: Relevance = "words",
         num_prefix_tokens: int = 0,
         grid_hw: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
         check_ratio("sparse_ratio", sparse_ratio)
         self.sparse_ratio, self.typicality = sparse_ratio, typicality
+        self.relevance: Relevance = relevance
         self.num_prefix_tokens, self.grid_hw = num_prefix_tokens, grid_hw
         self.image_proj = nn.Linear(2 * embed_dim, embed_dim, bias=False)
         self.text_proj = nn.Linear(embed_dim, embed_dim, bias=False)
@@ -153,15 +161,24 @@ class LateInteraction(nn.Module):
         self,
         images: Images,
         units: Float[Tensor, "images patches dim"],
-        directions: Float[Tensor, "texts dim"],
+        cosines: Float[Tensor, "images patches texts words"],
     ) -> tuple[Float[Tensor, "images texts patches"], Bool[Tensor, "images texts patches"]]:
-        """Return the scores s and which patches are kept; `units`: the patches as unit vectors."""
+        """Return the scores s and which patches are kept.
+
+        `units`: the patches as unit vectors; `cosines`: theirs with the words, or with the mean
+        word as the only one.
+        """
         with torch.no_grad():
-            score = torch.einsum("vnc,tc->vtn", units, wide(directions))
             if self.typicality:
                 mean = unit(mean_patch(images.patches, images.mask))
-                typical = (units @ mean.unsqueeze(-1)).squeeze(-1)
-                score = score + self.typicality * typical.unsqueeze(1)
+                typical = units @ mean.unsqueeze(-1)  # (V, N, 1)
+                cosines = cosines + self.typicality * typical.unsqueeze(-1)
+            if self.relevance == "words":
+                real = cosines
+                if images.mask is not None:
+                    real = cosines.masked_fill(~images.mask[..., None, None], -torch.inf)
+                cosines = cosines - real.amax(1, keepdim=True)
+            score = cosines.amax(-1).transpose(1, 2)
             num_patches = units.shape[1]
             if images.mask is None:
                 return score, exact_top_k(score, self.num_kept(num_patches))
@@ -175,9 +192,11 @@ class LateInteraction(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the late scores (R, T), the scores of the patches and the kept ones (R, T, N)."""
         patches = unit(images.patches)
-        score, kept = self.select(images, patches, directions)
+        by_words = self.relevance == "words"
+        ranked = exact_cosines(patches, units if by_words else directions.unsqueeze(1))
+        score, kept = self.select(images, patches, ranked)
         by_patch = kept.transpose(1, 2)  # (R, N, T)
-        per_word, per_patch = best_matches(patches, units, by_patch)
+        per_word, per_patch = best_matches(patches, units, by_patch, ranked if by_words else None)
         of_words = (wide(per_word) * weights).sum(-1)
         total = torch.where(by_patch, wide(per_patch), 0.0).sum(1)
         return of_words + total / by_patch.sum(1).clamp_min(1), score, kept

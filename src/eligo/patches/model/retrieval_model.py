@@ -251,8 +251,9 @@ class RetrievalModel(nn.Module):
         with reading(folder / "config.yaml", "the config of a retrieval model"):
             tree, _ = read_yaml(folder / "config.yaml")
             config = load_config(RetrievalConfig, folder / "config.yaml")
-            if "typicality" not in (tree.get("match") or {}):  # saved before 0.2.0
-                config = config.replace({"match.typicality": 1.0})
+            before = {"typicality": 1.0, "relevance": "mean"}  # models without these keys
+            missing = before.keys() - (tree.get("match") or {}).keys()
+            config = config.replace({f"match.{key}": before[key] for key in missing})
             _check_width(config.encoders.embed_dim, folder / "heads.safetensors")
             image_encoder, text_encoder = load_encoders(config.encoders, folder)
             net = build_net(config.match, config.encoders.embed_dim, image_encoder.layout)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,14 @@ def claimed(path: Path) -> Iterator[bool]:
             lock.release()
 
 
+def run_once(lock: Path, is_finished: Callable[[], bool], run: Callable[[], Any]) -> bool:
+    """Run what no other process has finished; return False if another one is doing it."""
+    with claimed(lock) as is_claimed:
+        if is_claimed and not is_finished():
+            run()
+    return is_claimed
+
+
 def work_through(missing: Callable[[], Sequence[Any]], attempt: Callable[[Any], bool]) -> None:
     """Attempt the missing runs until there are none; wait where other processes have all of them.
 
@@ -98,3 +107,49 @@ def helpers(count: int, target: Callable[..., None], *arguments: Any) -> Iterato
     yield
     for process in spawned:
         process.join()
+
+
+@dataclass(frozen=True)
+class ArmStudy:
+    """Every arm of a config, trained once with each seed, in one folder, by several processes."""
+
+    config: Any
+    """It has `arms` by name, and `seeds`."""
+    out: Path
+    quick: bool
+
+    @property
+    def runs(self) -> list[tuple[str, int]]:
+        """The trainings, in the order in which they are done: seed by seed."""
+        return [(arm, seed) for seed in self.config.seeds for arm in self.config.arms]
+
+    def name(self, arm: str, seed: int) -> str:
+        """Return the name of a training: arms by number, as their names are no file names."""
+        return f"{list(self.config.arms).index(arm)}_{seed}"
+
+    def result(self, arm: str, seed: int) -> Any:
+        """Return the result of a training; None if there is none yet."""
+        raise NotImplementedError
+
+    def run(self, arm: str, seed: int) -> None:
+        """Train one arm, and write its result."""
+        raise NotImplementedError
+
+    def is_ready(self, arm: str, seed: int) -> bool:  # noqa: ARG002
+        """Whether a training has what it starts from."""
+        return True
+
+    def missing(self) -> list[tuple[str, int]]:
+        """Return the trainings without a result."""
+        return [run for run in self.runs if self.result(*run) is None]
+
+    def work(self) -> None:
+        """Do the missing trainings, beside other processes."""
+        work_through(self.missing, lambda run: self._attempt(*run))
+
+    def _attempt(self, arm: str, seed: int) -> bool:
+        return self.is_ready(arm, seed) and run_once(
+            self.out / "locks" / self.name(arm, seed),
+            lambda: self.result(arm, seed) is not None,
+            lambda: self.run(arm, seed),
+        )

@@ -27,13 +27,12 @@ from benchmarks.patches.other_captions import (
 )
 from benchmarks.patches.photos_pointing import pointing
 from benchmarks.studies import (
-    claimed,
+    ArmStudy,
     helpers,
     print_end,
     reached_or_not,
     read_finished,
     study_folder,
-    work_through,
 )
 from eligo.cli import run_script
 from eligo.cli.console import compact_table, print_result, print_text, results
@@ -155,7 +154,7 @@ def run(
         "model.encoders.vision": vision, "model.encoders.text": text,
     }  # fmt: skip
     write_joined(captions, out / _JOINED)
-    study = PhotosStudy(config, given, out, rooms, quick, trial)
+    study = PhotosStudy(config, out, quick, given, rooms, trial)
     with helpers(min(workers, len(study.missing())) - 1, study.work):
         study.work()
     found = {arm: [study.result(arm, seed) for seed in config.seeds] for arm in config.arms}
@@ -172,24 +171,22 @@ def run(
 
 
 @dataclass(frozen=True)
-class PhotosStudy:
+class PhotosStudy(ArmStudy):
     """All trainings of the study, in one folder."""
 
     config: PhotosConfig
     given: Mapping[str, Any]
     """Data and encoders, by dotted key."""
-    out: Path
     rooms: Path | None
-    quick: bool
     trial: bool = False
 
     def settings(self, arm: str, seed: int) -> PatchesTrainConfig:
         """Return the config of one training."""
         config = self.config
         changes = {**self.given, **config.arms[arm], "train.seed": seed, "train.out": self.out,
-                   "train.name": self._name(arm, seed)}  # fmt: skip
+                   "train.name": self.name(arm, seed)}  # fmt: skip
         if arm in config.starts:
-            changes["train.init_from"] = self.out / self._name(config.starts[arm], seed) / "best"
+            changes["train.init_from"] = self.out / self.name(config.starts[arm], seed) / "best"
         if config.kinds.get(arm) == "other captions":
             changes["data.dense"] = self.out / _JOINED
         settings = load_config(PatchesTrainConfig, config.base, changes)
@@ -197,38 +194,26 @@ class PhotosStudy:
             settings = settings.smoke().replace({"data.cache": changes["data.cache"]})
         return settings
 
-    def _name(self, arm: str, seed: int) -> str:
-        return f"{list(self.config.arms).index(arm)}_{seed}"
-
-    def missing(self) -> list[tuple[str, int]]:
-        """Return the trainings without a result, all arms of one seed after the other."""
-        runs = [(arm, seed) for seed in self.config.seeds for arm in self.config.arms]
-        return [run for run in runs if self.result(*run) is None]
-
     def result(self, arm: str, seed: int) -> Any:
         """Return the result of a training; None if there is none yet."""
         config = self.settings(arm, seed)
         recorded = _recorded(config, self.trial, self.config.scored.get(arm))
         return read_finished(config.train.folder / RESULT, recorded)
 
-    def work(self) -> None:
-        """Do the missing trainings, beside other processes."""
-        work_through(self.missing, lambda run: self._attempt(*run))
-
-    def _attempt(self, arm: str, seed: int) -> bool:
+    def is_ready(self, arm: str, seed: int) -> bool:
+        """Whether the arm that this one continues is trained."""
         first = self.config.starts.get(arm)
-        if first is not None and self.result(first, seed) is None:
-            return False
-        with claimed(self.out / "locks" / self._name(arm, seed)) as is_claimed:
-            if is_claimed and self.result(arm, seed) is None:
-                run_arm(
-                    self.settings(arm, seed),
-                    self.config.kinds.get(arm, "plain"),
-                    rooms=self.rooms,
-                    trial=self.trial,
-                    scored=self.config.scored.get(arm),
-                )
-        return is_claimed
+        return first is None or self.result(first, seed) is not None
+
+    def run(self, arm: str, seed: int) -> None:
+        """Train and score one arm."""
+        run_arm(
+            self.settings(arm, seed),
+            self.config.kinds.get(arm, "plain"),
+            rooms=self.rooms,
+            trial=self.trial,
+            scored=self.config.scored.get(arm),
+        )
 
 
 def _recorded(

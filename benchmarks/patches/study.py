@@ -23,7 +23,7 @@ from pydantic import Field
 from benchmarks.patches.leak import leak_test
 from benchmarks.patches.pointing import pointing
 from benchmarks.patches.summary import summarise
-from benchmarks.studies import claimed, helpers, print_end, study_folder, work_through
+from benchmarks.studies import helpers, print_end, run_once, study_folder, work_through
 from eligo.cli import run_script
 from eligo.cli.console import print_result
 from eligo.cli.flags import Count
@@ -197,20 +197,27 @@ class Study:
         see, run = self._see_run(seed), self._variant_run(variant, seed)
         has_vision = self._result(see) is not None
         config = run if has_vision else see
-        with claimed(self.out / "locks" / config.train.name) as is_claimed:
-            if is_claimed and self._result(config) is None:  # nor has another process finished it
-                started = time.monotonic()
-                source = self.source.shared_with(dense=config.model.match.dense, see=not has_vision)
-                best = train_model(config, resume=True, source=source).best
-                trained = time.monotonic()
-                result = self._settings(config) | {"validation": best}
-                if has_vision:
-                    model = RetrievalModel.from_pretrained(config.train.folder, device=self.device)
-                    result |= {"variant": variant, "seed": seed} | self.evaluate(model)
-                result["seconds"] = {"train": trained - started, "test": time.monotonic() - trained}
-                result["made"] = provenance(str(self.device))
-                write_text(config.train.folder / RESULT, json_module.dumps(result) + "\n")
-        return is_claimed
+        return run_once(
+            self.out / "locks" / config.train.name,
+            lambda: self._result(config) is not None,
+            lambda: self._train(config, variant, seed, has_vision=has_vision),
+        )
+
+    def _train(
+        self, config: PatchesTrainConfig, variant: str, seed: int, *, has_vision: bool
+    ) -> None:
+        """Train a vision encoder, or a variant that has one, which is then evaluated."""
+        started = time.monotonic()
+        source = self.source.shared_with(dense=config.model.match.dense, see=not has_vision)
+        best = train_model(config, resume=True, source=source).best
+        trained = time.monotonic()
+        result = self._settings(config) | {"validation": best}
+        if has_vision:
+            model = RetrievalModel.from_pretrained(config.train.folder, device=self.device)
+            result |= {"variant": variant, "seed": seed} | self.evaluate(model)
+        result["seconds"] = {"train": trained - started, "test": time.monotonic() - trained}
+        result["made"] = provenance(str(self.device))
+        write_text(config.train.folder / RESULT, json_module.dumps(result) + "\n")
 
     def _settings(self, config: PatchesTrainConfig) -> dict[str, Any]:
         """Return everything that a result depends on, except folders, which may be moved."""

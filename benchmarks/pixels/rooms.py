@@ -20,14 +20,7 @@ from torch import Tensor
 
 from benchmarks.pixels.rooms_data import CLASSES, Tags, data_changes, prepare
 from benchmarks.pixels.rooms_summary import print_summary, summarise
-from benchmarks.studies import (
-    claimed,
-    helpers,
-    print_end,
-    read_finished,
-    study_folder,
-    work_through,
-)
+from benchmarks.studies import ArmStudy, helpers, print_end, read_finished, study_folder
 from eligo.cli import run_script
 from eligo.cli.console import print_result
 from eligo.cli.flags import Count
@@ -128,7 +121,7 @@ def run(
     out = study_folder(out, quick)
     device = Processes().device
     made = prepare(rooms, out / "data", vision, text, device)
-    study = RoomsStudy(config, out, made["text_dim"], quick)
+    study = RoomsStudy(config, out, quick, made["text_dim"])
     with helpers(min(workers, len(study.missing())) - 1, study.work):
         study.work()
     found = {arm: [study.counts(arm, seed) for seed in config.seeds] for arm in study.arms}
@@ -149,13 +142,11 @@ def run(
 
 
 @dataclass(frozen=True)
-class RoomsStudy:
+class RoomsStudy(ArmStudy):
     """All trainings of the study, in one folder."""
 
     config: RoomsConfig
-    out: Path
     text_dim: int
-    quick: bool
 
     @property
     def arms(self) -> dict[str, ArmConfig]:
@@ -177,7 +168,7 @@ class RoomsStudy:
             "train.checkpoint_every": steps, "train.keep_checkpoints": 1,
             "train.check_data": False,
             "train.precision": "bf16" if torch.cuda.is_available() else "no",
-            "train.seed": seed, "train.out": self.out, "train.name": self._name(name, seed),
+            "train.seed": seed, "train.out": self.out, "train.name": self.name(name, seed),
         }  # fmt: skip
         if arm.sees == "rgb":
             changes |= {"inputs.depth": "none", "encoder.depth_stem": False}
@@ -190,14 +181,11 @@ class RoomsStudy:
         settings = load_config(PixelsTrainConfig, self.config.base, changes | arm.changes)
         return settings.replace({"train.batch_size": 2}) if self.quick else settings
 
-    def _name(self, arm: str, seed: int) -> str:
-        return f"{list(self.config.arms).index(arm)}_{seed}"
-
-    def missing(self) -> list[tuple[str, int]]:
-        """Return the trainings without a result: large networks first, then seed by seed."""
-        runs = [(arm, seed) for seed in self.config.seeds for arm in self.arms]
-        runs.sort(key=lambda run: self.arms[run[0]].size == "small")
-        return [run for run in runs if self.result(*run) is None]
+    @property
+    def runs(self) -> list[tuple[str, int]]:
+        """The trainings in their order: large networks first, then seed by seed."""
+        chosen = [run for run in super().runs if run[0] in self.arms]
+        return sorted(chosen, key=lambda run: self.arms[run[0]].size == "small")
 
     def result(self, arm: str, seed: int) -> Any:
         """Return the result of a training; None if there is none yet."""
@@ -209,15 +197,9 @@ class RoomsStudy:
         with np.load(self.settings(arm, seed).train.folder / COUNTS) as stored:
             return dict(stored)
 
-    def work(self) -> None:
-        """Do the missing trainings, beside other processes."""
-        work_through(self.missing, lambda run: self._attempt(*run))
-
-    def _attempt(self, arm: str, seed: int) -> bool:
-        with claimed(self.out / "locks" / self._name(arm, seed)) as is_claimed:
-            if is_claimed and self.result(arm, seed) is None:
-                run_arm(self.settings(arm, seed), self.config.arms[arm], self.out / "data")
-        return is_claimed
+    def run(self, arm: str, seed: int) -> None:
+        """Train one arm, and score it."""
+        run_arm(self.settings(arm, seed), self.config.arms[arm], self.out / "data")
 
 
 def _size_changes(size: Size) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.studies import claimed, helpers, work_through
+from benchmarks.studies import helpers, run_once, work_through
 from eligo.io.files import write_text
 from eligo.io.reading import read_json
 from eligo.tokens.config import HostConfig
@@ -82,14 +82,16 @@ class PhotoAnswers:
         return load_photo_host(self.host, self.dtype, self.device)
 
     def _attempt(self, part: int) -> bool:
-        with claimed(self.folder / f"{part}.lock") as is_claimed:
-            if is_claimed and not self._file(part).is_file():
-                names = list(self.plans)[part :: self.num_parts]  # slow methods are neighbours
-                answers = answer_questions(
-                    *self._loaded, FileExamples(self.rows), {n: self.plans[n] for n in names},
-                    batch_size=self.batch_size, max_new_tokens=NEW_TOKENS,
-                )  # fmt: skip
-                right = {name: as_bits(bits) for name, bits in answers.right.items()}
-                text = json.dumps({"right": right, "cost": answers.cost})
-                write_text(self._file(part), text + "\n")
-        return is_claimed
+        return run_once(
+            self.folder / f"{part}.lock", self._file(part).is_file, lambda: self._answer(part)
+        )
+
+    def _answer(self, part: int) -> None:
+        names = list(self.plans)[part :: self.num_parts]  # slow methods are neighbours
+        answers = answer_questions(
+            *self._loaded, FileExamples(self.rows), {n: self.plans[n] for n in names},
+            batch_size=self.batch_size, max_new_tokens=NEW_TOKENS,
+        )  # fmt: skip
+        right = {name: as_bits(bits) for name, bits in answers.right.items()}
+        text = json.dumps({"right": right, "cost": answers.cost})
+        write_text(self._file(part), text + "\n")

@@ -19,11 +19,11 @@ import torch
 from accelerate import PartialState
 
 from benchmarks.studies import (
-    claimed,
     helpers,
     print_end,
     reached_or_not,
     read_finished,
+    run_once,
     step_bars,
     study_folder,
     work_through,
@@ -332,13 +332,15 @@ def _train_missing(configs: Sequence[TokensTrainConfig], report: Report = lambda
 
 def _attempt(config: TokensTrainConfig) -> bool:
     """Run a training, unless it is done; return False if another process does it."""
-    with claimed(config.train.out / "locks" / config.train.name) as is_claimed:
-        if is_claimed and not _is_trained(config):
-            result = fit(TokensTask(config), config.train, resume=True)
-            record = {"best_step": result.best_step, "best": result.best}
-            text = json_module.dumps(record | {"config": _settings(config)}, indent=1)
-            write_text(config.train.folder / _TRAINED, text + "\n")
-    return is_claimed
+    lock = config.train.out / "locks" / config.train.name
+    return run_once(lock, lambda: _is_trained(config), lambda: _train(config))
+
+
+def _train(config: TokensTrainConfig) -> None:
+    result = fit(TokensTask(config), config.train, resume=True)
+    record = {"best_step": result.best_step, "best": result.best}
+    text = json_module.dumps(record | {"config": _settings(config)}, indent=1)
+    write_text(config.train.folder / _TRAINED, text + "\n")
 
 
 def _is_trained(config: TokensTrainConfig) -> bool:

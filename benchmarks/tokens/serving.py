@@ -8,7 +8,6 @@ questions is written to `plans/` in half precision, with its card. A second run 
 missing. `--show FILE` prints the tables of a result file.
 """
 
-import argparse
 import json
 import math
 import tarfile
@@ -21,10 +20,14 @@ from typing import Any
 import torch
 from accelerate import PartialState
 
-from benchmarks.studies import QUICK, study_folder
+from benchmarks.studies import print_end, study_folder
 from benchmarks.tokens.study import train_all
 from benchmarks.tokens.summary import Results, summarise
+from eligo.cli import run_script
+from eligo.cli.console import print_text
+from eligo.cli.flags import Count
 from eligo.config import load_config
+from eligo.config.bounds import Seed
 from eligo.io.files import write_text
 from eligo.io.reading import read_json
 from eligo.pretrained.load import CARD
@@ -80,7 +83,9 @@ def training_free(num_tokens: int) -> dict[str, Plan]:
     }  # fmt: skip
 
 
-def run(out: Path, seeds: Sequence[int], workers: int, questions: int, quick: bool) -> Path:
+def train_and_compare(
+    out: Path, seeds: Sequence[int], workers: int, questions: int, quick: bool
+) -> Path:
     """Train what is missing, answer the questions, and write results, plans and cards."""
     out = study_folder(out, quick)
     trainings = configs(out, seeds, quick)
@@ -133,7 +138,7 @@ def run(out: Path, seeds: Sequence[int], workers: int, questions: int, quick: bo
         write_text(folder / CARD, card(name, document))
     with tarfile.open(out / "plans.tar.gz", "w:gz") as archive:
         archive.add(out / "plans", arcname=".")
-    print(tables(document))
+    print_text(tables(document))
     return written
 
 
@@ -160,6 +165,10 @@ def tables(document: Mapping[str, Any]) -> str:
         kept = " > ".join(map(str, row.get("kept", [])))
         lines.append([row["variant"], kept, f"{row['accuracy'][ALL]:.1f}", lost, *shares])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _trainings(count: int) -> str:
+    return "one training" if count == 1 else f"mean of {count} trainings"
 
 
 def card(name: str, document: Mapping[str, Any]) -> str:
@@ -191,7 +200,7 @@ def card(name: str, document: Mapping[str, Any]) -> str:
         "pairs never occur in training. Validation questions chose the step and the training.",
         "Scores": f"{own[ALL]:.1f} % of {count:,} test questions, where all tokens reach "
         f"{rows[WHOLE]['accuracy'][ALL]:.1f} % ({row['drop']:.1f} points lost, 95 % interval "
-        f"{row['drop_low']:.1f} to {row['drop_high']:.1f}, mean of {row['runs']} trainings). The "
+        f"{row['drop_low']:.1f} to {row['drop_high']:.1f}, {_trainings(row['runs'])}). The "
         f"closest training-free method with as many tokens and the same positions is {baseline}: "
         f"the lead over it is {ahead:.1f} points ({low:.1f} to {high:.1f}). The blind baseline "
         f"reaches {rows[BLIND]['accuracy'][ALL]:.1f} %. By `python -m benchmarks.tokens.serving`, "
@@ -214,23 +223,31 @@ def card(name: str, document: Mapping[str, Any]) -> str:
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the study, or print the tables of a result file."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    parser.add_argument("--workers", type=int, default=3, help="trainings side by side")
-    parser.add_argument("--questions", type=int, default=4000, help="of the test split")
-    parser.add_argument("--out", type=Path, default=Path("runs/tokens_serving_study"))
-    parser.add_argument("--quick", action="store_true", help="a test run on a CPU")
-    parser.add_argument("--show", type=Path, help="print the tables of a result file, and stop")
-    options = parser.parse_args(arguments)
-    if options.show is not None:
-        print(tables(json.loads(options.show.read_text())))
+def run(
+    *,
+    seeds: tuple[Seed, ...] = (0, 1),
+    workers: Count = 3,
+    questions: Count = 4000,
+    out: Path = Path("runs/tokens_serving_study"),
+    quick: bool = False,
+    show: Path | None = None,
+) -> None:
+    """Train the plans, compare them, and write them with their cards.
+
+    Args:
+        seeds: A shipped plan is the best of these trainings.
+        workers: Trainings at a time, each in its own process.
+        questions: Questions of the test split.
+        out: The folder to write to; finished trainings in it are not repeated.
+        quick: A quick test on a CPU, in a folder `quick` inside; its numbers are meaningless.
+        show: Only print the tables of this result file.
+    """
+    if show is not None:
+        print_text(tables(read_json(show)))
         return
-    workers, questions = (1, 24) if options.quick else (options.workers, options.questions)
-    written = run(options.out, options.seeds, workers, questions, options.quick)
-    print(QUICK if options.quick else f"written: {written}")
+    workers, questions = (1, 24) if quick else (workers, questions)
+    print_end(quick, train_and_compare(out, seeds, workers, questions, quick))
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(run_script(run))

@@ -9,7 +9,6 @@ bootstrap over clips and seeds.
 The seeds run side by side. `--show FILE` prints the tables of a result file (docs/tokens_video.md).
 """
 
-import argparse
 import json
 import time
 import traceback
@@ -24,7 +23,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor, nn
 
-from benchmarks.studies import QUICK
+from benchmarks.studies import print_end
 from benchmarks.tokens.video_host import (
     ANSWER,
     ASSISTANT,
@@ -38,7 +37,12 @@ from benchmarks.tokens.video_host import (
     token_ids,
     train_host,
 )
+from eligo.cli import run_script
+from eligo.cli.console import print_text
+from eligo.cli.flags import Count, Positive
+from eligo.config.bounds import Seed
 from eligo.io.files import write_text
+from eligo.io.reading import read_json
 from eligo.report.intervals import bootstrap_means
 from eligo.report.provenance import provenance
 from eligo.scenes.clips import KINDS, ClipGraph, Kind, draw_clip_graphs
@@ -371,28 +375,38 @@ def tables(document: Mapping[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the seeds, print the tables and write the result file."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--seconds", type=float, default=120, help="training of a host")
-    parser.add_argument("--plan_seconds", type=float, default=25, help="training of a merger")
-    parser.add_argument("--clips", type=int, default=1000, help="clips of the test split")
-    parser.add_argument("--out", type=Path, default=Path("runs/tokens_video/video.json"))
-    parser.add_argument("--quick", action="store_true", help="a test run on a CPU")
-    parser.add_argument("--show", type=Path, help="print the tables of a result file, and stop")
-    options = parser.parse_args(arguments)
-    if options.show is not None:
-        print(tables(json.loads(options.show.read_text())))
+def run(
+    *,
+    seeds: tuple[Seed, ...] = (0, 1, 2),
+    seconds: Positive = 170,
+    plan_seconds: Positive = 25,
+    clips: Count = 1000,
+    out: Path = Path("runs/tokens_video/video.json"),
+    quick: bool = False,
+    show: Path | None = None,
+) -> None:
+    """Train a host and a merger for every seed, answer with every method, and compare.
+
+    Args:
+        seeds: Every seed is a process of its own.
+        seconds: Time to train a host.
+        plan_seconds: Time to train a merger.
+        clips: Clips of the test split.
+        out: The file to write.
+        quick: A quick test on a CPU; its numbers are meaningless.
+        show: Only print the tables of this result file.
+    """
+    if show is not None:
+        print_text(tables(read_json(show)))
         return
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    settings = Settings.quick() if options.quick else Settings(
-        seconds=options.seconds, plan_seconds=options.plan_seconds, clips=options.clips
+    settings = Settings.quick() if quick else Settings(
+        seconds=seconds, plan_seconds=plan_seconds, clips=clips
     )  # fmt: skip
-    files = [options.out.with_name(f"video_seed_{seed}.json") for seed in options.seeds]
+    files = [out.with_name(f"video_seed_{seed}.json") for seed in seeds]
     for path in files:
         path.unlink(missing_ok=True)
-    work = [(settings, seed, device, path) for seed, path in zip(options.seeds, files, strict=True)]
+    work = [(settings, seed, device, path) for seed, path in zip(seeds, files, strict=True)]
     if len(work) == 1:
         _write_seed(*work[0])
     else:
@@ -401,13 +415,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             process.start()
         for process in processes:
             process.join()
-    seeds = [json.loads(path.read_text()) for path in files if path.is_file()]
-    document = provenance(device)
-    document |= {"quick": options.quick} | merge(settings, seeds)
-    write_text(options.out, json.dumps(document) + "\n")
-    print(tables(document))
-    print(QUICK if options.quick else f"written: {options.out}")
+    found = [read_json(path) for path in files if path.is_file()]
+    document = provenance(device) | {"quick": quick} | merge(settings, found)
+    written = write_text(out, json.dumps(document) + "\n")
+    print_text(tables(document))
+    print_end(quick, written)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(run_script(run))

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.tokens import serving
+from eligo.cli import run_script
 from eligo.tokens.plan import Plan
 from test_shipped_models import problems
 
@@ -13,7 +14,7 @@ from test_shipped_models import problems
 def test_the_study_writes_plans_with_cards(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    serving.main(["--quick", "--seeds", "0", "--out", str(tmp_path)])
+    assert not run_script(serving.run, ["--quick", "--seeds", "0", "--out", str(tmp_path)])
     out = tmp_path / "quick"
     document = json.loads((out / "serving.json").read_text())
     variants = {row["variant"] for row in document["variants"]}
@@ -26,5 +27,5 @@ def test_the_study_writes_plans_with_cards(
         assert problems((out / "plans" / name / "README.md").read_text()) == []
     assert (out / "plans.tar.gz").is_file()
     capsys.readouterr()
-    serving.main(["--show", str(out / "serving.json")])
+    assert not run_script(serving.run, ["--show", str(out / "serving.json")])
     assert "| tokens_folding |" in capsys.readouterr().out

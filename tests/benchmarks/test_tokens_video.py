@@ -20,6 +20,7 @@ from benchmarks.tokens.video_host import (
     prompt_inputs,
     token_ids,
 )
+from eligo.cli import run_script
 from eligo.scenes.clips import DIRECTIONS, KINDS, Kind, draw_clip_graphs
 
 CONFIG = video.Settings.quick().host
@@ -28,7 +29,7 @@ CPU = torch.device("cpu")
 
 def test_the_study_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "video.json"
-    video.main(["--quick", "--seeds", "0", "--out", str(out)])
+    assert not run_script(video.run, ["--quick", "--seeds", "0", "--out", str(out)])
     document = json.loads(out.read_text())
     assert [one["failed"] for one in document["trainings"]] == [{}]
     names = {row["method"] for row in document["summary"]}
@@ -36,7 +37,7 @@ def test_the_study_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     for method in ("random", "divprune", "evs", "vidcom2", "mmr", "tome", "visionzip", "learned"):
         assert {f"{method}@{ratio}" for ratio in video.RATIOS} < names
     capsys.readouterr()
-    video.main(["--show", str(out)])
+    assert not run_script(video.run, ["--show", str(out)])
     assert "1/8 of the tokens" in capsys.readouterr().out
 
 

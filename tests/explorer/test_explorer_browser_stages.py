@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from explorer_samples import SIDE, all_records, bare, fate_of, guided, matched, untouched
+from explorer_samples import SIDE, all_records, bare, fate_of, guided, matched, tiled, untouched
 
 from eligo.explorer.export import explorer_page
 from eligo.explorer.inline import inline
@@ -168,6 +168,18 @@ def test_independent_stages_have_their_own_tabs(tmp_path, visit):
     tab.look.get_by_role("tab", name="2 stages").click()
     tab.painted()
     assert tab.texts(".ticks button") == ["before layer 0", "layer 4"]
+
+
+def test_frames_have_their_own_tabs_and_pictures(tmp_path, visit):
+    """One stage over every frame: its tabs name the frame, and show no other frame under it."""
+    record = tiled()
+    path = tmp_path / "page.html"
+    path.write_text(explorer_page([inline(replace(record, stages=record.stages[:2]))]))
+    tab = visit()
+    look = tab.open(path)
+    tab.painted()
+    assert tab.texts(".tabs button") == ["tile 1: merger", "tile 2: merger"]
+    assert look.locator(".toolbar .pictures").count() == 0
 
 
 def test_any_two_selections_are_shown_side_by_side(tmp_path, visit):

@@ -17,8 +17,10 @@ export function viewsOf(record) {
   for (const view of views) {
     const first = record.stages[view.stages[0]];
     view.name = view.stages.length === 1 ? first.name : `${view.stages.length} stages`;
-    if (view.stages.length > 1 && chains.length > 1)
+    const isOneOfChains = view.stages.length > 1 && chains.length > 1;
+    if (isOneOfChains || siblings(record, first).size) {
       view.name = `${first.grid.picture}: ${view.name}`;
+    }
   }
   return [...pairsOf(record, views), ...views];
 }
@@ -29,6 +31,16 @@ function pairsOf(record, views) {
   const sides = first ? [first, ...others.filter((one) => sameGrid(gridOf(one), gridOf(first)))] : [];
   if (sides.length < 2) return [];
   return [{ kind: "pair", name: "side by side", stages: first.stages.slice(0, 1), sides }];
+}
+
+// Names of the other pictures that a stage was applied to as well: tiles of an image, frames of a clip.
+export function siblings(record, stage) {
+  const same = record.stages.filter(
+    (other) => other.grid && other.name === stage.name && other.layer === stage.layer,
+  );
+  const names = new Set(same.map((other) => other.grid.picture));
+  names.delete(stage.grid?.picture);
+  return stage.grid ? names : new Set();
 }
 
 export function hasRows(stage) {

@@ -1,5 +1,7 @@
 // Decoded pictures, and variants of them: faded for dropped cells, grey under colours.
 
+import { siblings } from "./journey.js";
+
 const loaded = new Map(); // the latest few, as a live page loads ever more
 const MOST_LOADED = 24;
 const SMALL = 160; // pixels; smaller pictures are enlarged without smoothing
@@ -65,10 +67,13 @@ function greyed(source, weight, offset, colour) {
   return canvas;
 }
 
-// Names of the pictures of the same shape, this one first; without those of items and those with a
-// legend, whose colours could not be read under a map.
+// Names of the pictures of the same shape, this one first; without those of items, other tiles or
+// frames, and those with a legend, whose colours could not be read under a map.
 export async function alike(record, name) {
   const taken = ofItems(record);
+  for (const stage of record.stages) {
+    if (stage.grid?.picture === name) for (const other of siblings(record, stage)) taken.add(other);
+  }
   const names = Object.keys(record.pictures).filter(
     (other) => other !== name && !taken.has(other) && !record.legends[other],
   );

@@ -1,6 +1,7 @@
 """Speed suites: both implementations agree, and the command keeps earlier results."""
 
 import json
+import sys
 from itertools import count
 from pathlib import Path
 
@@ -97,7 +98,8 @@ def test_index_suite_on_a_small_pool(small):
     assert found["lists_looked_at"] <= found["lists"]
 
 
-def test_command_keeps_the_results_of_other_suites(small, tmp_path: Path, capsys):
+def test_command_keeps_the_results_of_other_suites(small, tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "__main__", speed)  # as `python -m` does
     out = tmp_path / "speed.json"
     args = ["--rounds", "1", "--out", str(out)]
     assert run_script(speed.run, ["--suite", "train", *args, "--json"]) == 0

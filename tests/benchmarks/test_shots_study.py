@@ -1,6 +1,7 @@
 """The study from end to end with a random learner, and its summary."""
 
 import json
+import sys
 from io import StringIO
 from pathlib import Path
 
@@ -49,7 +50,9 @@ def learner(tmp_path_factory) -> Path:
 def finished(learner: Path, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("study")
     args = ["--quick", "--learner", str(learner), "--out", str(out), "--part", "measure"]
-    assert run_script(study.run, args) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "__main__", study)  # as `python -m` does
+        assert run_script(study.run, args) == 0
     return out / "quick"
 
 

@@ -73,7 +73,8 @@ def test_plans_without_a_mark_fit_every_host(tmp_path: Path):
     FREE.save(tmp_path)
     assert "host" not in json.loads((tmp_path / PLAN).read_text())
     assert Plan.load(tmp_path).host is None
-    assert all(Plan.load(name).host is None for name in shipped_models(PLAN))
+    marked = {name for name in shipped_models(PLAN) if Plan.load(name).host is not None}
+    assert marked == {"tokens_folding", "tokens_reindex"}  # the others are older than marks
 
 
 def test_trained_plan_is_saved_with_its_host(tmp_path: Path):

@@ -25,6 +25,7 @@ from eligo.tokens.hooks.pruning import pruning
 from eligo.tokens.hosts.llava import Llava
 from eligo.tokens.methods import build as build_method
 from eligo.tokens.plan import Cut, Plan, Stage1
+from strategies import production
 
 HERE = ByContent()
 
@@ -283,3 +284,49 @@ def test_invalid_selections_are_refused(how: str, message: str, place: str) -> N
     plan = Plan(Stage1(broken, 4)) if place == "before" else Plan(None, [Cut(1, broken, 4)])
     with pytest.raises(EligoError, match=message):
         run(shared("llava"), plan)
+
+
+def _compiled_call(model: Any) -> Any:
+    return torch.compile(model, backend="eager")
+
+
+def _compiled_forward(model: Any) -> Any:
+    model.forward = torch.compile(model.forward, backend="eager")
+    return model
+
+
+def _compiled_in_place(part: Callable[[Any], nn.Module]) -> Callable[[Any], Any]:
+    def compile_part(model: Any) -> Any:
+        part(model).compile(backend="eager")
+        return model
+
+    return compile_part
+
+
+FORMS = {
+    "call": _compiled_call,
+    "forward": _compiled_forward,
+    "in place": _compiled_in_place(lambda model: model),
+    "core": _compiled_in_place(lambda model: model.model),
+    "projector": _compiled_in_place(lambda model: model.model.multi_modal_projector),
+    "tower": _compiled_in_place(lambda model: model.model.vision_tower),
+    "language model": _compiled_in_place(lambda model: model.model.language_model),
+    "layer": _compiled_in_place(lambda model: model.model.language_model.layers[1]),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_compiling_inside_a_block_is_exact_or_refused(form: str) -> None:
+    """No form of torch.compile gives other answers than the plain model, or an obscure error."""
+    host = build("llava")
+    inputs = host.batch([[3, IMAGE, 5], [2, IMAGE, 3]])
+    torch.compiler.reset()
+    # Annotation checks cannot be traced.
+    with torch.no_grad(), production(), pruning(host.model, make_plan("both")):
+        plain = host.model(**inputs).logits
+        try:
+            found = FORMS[form](host.model)(**inputs).logits
+        except EligoError as error:
+            assert "torch.compile" in str(error)  # noqa: PT017
+        else:
+            torch.testing.assert_close(found, plain)

@@ -14,7 +14,7 @@ from jaxtyping import Bool
 from torch import Tensor
 from torch.nn import functional as F
 
-from eligo.errors import InputError
+from eligo.errors import EligoError, InputError
 from eligo.tokens.hooks.context import ForwardPass, Kwargs, PromptState
 from eligo.tokens.hooks.layout import Layout, arrange, inverse, put, take, take_index, take_last
 from eligo.tokens.hooks.prompt import Prompt, PromptScan, locate_images, scan_prompt
@@ -106,7 +106,11 @@ class PrefillPatcher:
     def _encode(self, kwargs: Kwargs) -> Capture:
         if any(kwargs.get(name) is not None for name in ("pixel_values", "pixel_values_videos")):
             self.host.encode(kwargs)
-            assert self.host.capture is not None
+            if self.host.capture is None:
+                raise EligoError(
+                    "pruning: the image features could not be read, since torch.compile compiled "
+                    "this call or the projector; call the plain model in this block"
+                )
             return self.host.capture
         outputs = _encoded(kwargs, "video" if _has_video(kwargs) else "image")
         if outputs is None:

@@ -84,8 +84,8 @@ def test_study_runs_in_pieces_and_computes_only_what_is_missing(folder: Path, ca
     result = json.loads((out / "photos.json").read_text())
     assert list(result["sets"]) == ["daquar", "things", "captions"]
     rows = result["sets"]["things"]["rows"]
-    assert [row["examples"] for row in rows[:8]] == [
-        "none", "random", "nearest", "mmr", "dpp", "bm25", "v1", "v3",
+    assert [row["examples"] for row in rows[:9]] == [
+        "none", "random", "nearest", "mmr", "dpp", "bm25", "v1", "v3_few", "v3",
     ]  # fmt: skip
     assert {row["shots"] for row in rows} == {0, 1, 4}
     # Neither host nor encoder is loaded again.

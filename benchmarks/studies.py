@@ -8,7 +8,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from eligo.cli.console import print_text
+from eligo.cli.console import print_result, print_text
 from eligo.errors import InputError
 from eligo.io.locks import FileLock
 from eligo.io.reading import read_json, reading
@@ -59,6 +59,22 @@ def print_end(quick: bool, written: Path | None) -> None:
         print_text(QUICK)
     if written is not None:
         print_text(f"written: {written}")
+
+
+def print_study(
+    summary: Mapping[str, Any],
+    show: Callable[[Mapping[str, Any]], None],
+    written: Path,
+    *,
+    quick: bool,
+    json: bool,
+) -> None:
+    """Print a summary as JSON, or by `show` and with the last lines of a study."""
+    if json:
+        print_result(summary, json=True)
+        return
+    show(summary)
+    print_end(quick, written)
 
 
 @contextmanager

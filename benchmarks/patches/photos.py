@@ -29,13 +29,13 @@ from benchmarks.patches.photos_pointing import pointing
 from benchmarks.studies import (
     ArmStudy,
     helpers,
-    print_end,
+    print_study,
     reached_or_not,
     read_finished,
     study_folder,
 )
 from eligo.cli import run_script
-from eligo.cli.console import compact_table, print_result, print_text, results
+from eligo.cli.console import compact_table, print_text, results
 from eligo.cli.flags import Count
 from eligo.config import Config, load_config
 from eligo.config.bounds import Seed
@@ -163,11 +163,7 @@ def run(
     document = provenance(str(device)) | {"quick": quick, "trial": trial} | summary
     document |= {"config": config.model_dump(mode="json"), "photos": _photos(found)}
     written = write_text(out / "photos.json", json_module.dumps(document) + "\n")
-    if json:
-        print_result(summary, json=True)
-        return
-    _print(summary)
-    print_end(quick, written)
+    print_study(summary, _print, written, quick=quick, json=json)
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,8 @@ from torch import Tensor
 
 from benchmarks.pixels.rooms_data import CLASSES, Tags, data_changes, prepare
 from benchmarks.pixels.rooms_summary import print_summary, summarise
-from benchmarks.studies import ArmStudy, helpers, print_end, read_finished, study_folder
+from benchmarks.studies import ArmStudy, helpers, print_study, read_finished, study_folder
 from eligo.cli import run_script
-from eligo.cli.console import print_result
 from eligo.cli.flags import Count
 from eligo.config import Config, load_config
 from eligo.config.bounds import Seed
@@ -134,11 +133,7 @@ def run(
         "seconds": sum(result["seconds"] for result in results), **summary,
     }  # fmt: skip
     written = write_text(out / "rooms.json", json_module.dumps(document, indent=1) + "\n")
-    if json:
-        print_result(summary, json=True)
-        return
-    print_summary(summary)
-    print_end(quick, written)
+    print_study(summary, print_summary, written, quick=quick, json=json)
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from pydantic import Field
 
 from benchmarks.shots.photos_data import Set, read_questions
 from benchmarks.shots.photos_summary import print_summary, summarise
-from benchmarks.studies import print_end, read_finished, study_folder
+from benchmarks.studies import print_study, read_finished, study_folder
 from eligo.cli import run_script
-from eligo.cli.console import print_result, print_text
+from eligo.cli.console import print_text
 from eligo.config import Config, load_config
 from eligo.config.bounds import Seed, Whole
 from eligo.errors import InputError
@@ -297,11 +297,7 @@ def run(
     document = provenance(str(resolve_device(device))) | {"quick": quick} | summary
     document["config"] = config.model_dump(mode="json")
     written = write_text(out / "photos.json", json_module.dumps(document, indent=1) + "\n")
-    if json:
-        print_result(summary, json=True)
-        return
-    print_summary(summary)
-    print_end(quick, written)
+    print_study(summary, print_summary, written, quick=quick, json=json)
 
 
 def _named(values: Mapping[tuple[str, int], Sequence[float]]) -> dict[str, list[float]]:

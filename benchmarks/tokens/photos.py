@@ -18,13 +18,13 @@ from typing import Annotated, Any, Literal
 from accelerate import PartialState
 from pydantic import Field, model_validator
 
-from benchmarks.studies import print_end, reached_or_not, step_bars, study_folder
+from benchmarks.studies import print_study, reached_or_not, step_bars, study_folder
 from benchmarks.tokens.config import BASELINES
 from benchmarks.tokens.photo_answers import NEW_TOKENS, PhotoAnswers, load_photo_host
 from benchmarks.tokens.photos_summary import MEAN, PhotoResults, summarise
 from benchmarks.tokens.study import train_all, weights_digest
 from eligo.cli import run_script
-from eligo.cli.console import compact_table, print_result, print_text, results
+from eligo.cli.console import compact_table, print_text, results
 from eligo.cli.flags import Count
 from eligo.config import Config, load_config
 from eligo.config.bounds import Seed
@@ -123,11 +123,7 @@ def run(
     summary = summarise(answers)
     document = answers.document(outcome, config, summary, quick=quick)
     written = write_text(out / "photos.json", json_module.dumps(document) + "\n")
-    if json:
-        print_result(summary, json=True)
-        return
-    _print(summary)
-    print_end(quick, written)
+    print_study(summary, _print, written, quick=quick, json=json)
 
 
 def _print(summary: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ from accelerate import PartialState
 
 from benchmarks.studies import (
     helpers,
-    print_end,
+    print_study,
     reached_or_not,
     read_finished,
     run_once,
@@ -33,7 +33,7 @@ from benchmarks.tokens.earlier import Earlier
 from benchmarks.tokens.pictures import plot_study
 from benchmarks.tokens.summary import Results, summarise
 from eligo.cli import run_script
-from eligo.cli.console import compact_table, print_result, print_text, results
+from eligo.cli.console import compact_table, print_text, results
 from eligo.errors import InputError, MissingExtraError
 from eligo.io.files import kept_json, write_text
 from eligo.report.provenance import provenance
@@ -106,11 +106,7 @@ def run(
         plot_study(summary, out / "lost.png")
     except MissingExtraError as error:
         logger.info("no plot: %s", error)
-    if json:
-        print_result(summary, json=True)
-        return
-    _print(summary)
-    print_end(quick, written)
+    print_study(summary, _print, written, quick=quick, json=json)
 
 
 def _print(summary: Mapping[str, Any]) -> None:

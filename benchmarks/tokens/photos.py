@@ -178,6 +178,7 @@ class PhotosStudy:
         given = {
             "host.model": str(self.host), "data.images": self.images,
             "data.train_lines": self.questions, "data.validation_lines": self.questions,
+            "data.num_workers": 2,  # trainings at a time share the cores
             "train.name": name, "train.seed": seed, "train.out": self.out,
             "train.check_data": (arm, trial, seed) == self.trials[0],  # all have the same files
         }  # fmt: skip

@@ -111,18 +111,23 @@ def work_through(missing: Callable[[], Sequence[Any]], attempt: Callable[[Any], 
 def helpers(count: int, target: Callable[..., None], *arguments: Any) -> Iterator[None]:
     """Within the block, `count` more processes call `target`; the block's end waits for them.
 
-    They are spawned, as a forked process cannot use a GPU. If one dies, its locks are released and
-    another process takes its run.
+    They are spawned, as a forked process cannot use a GPU, and not daemonic, as a daemon cannot
+    start the processes of a data loader. If one dies, its locks are released and another process
+    takes its run.
     """
-    spawned = [
-        get_context("spawn").Process(target=target, args=arguments, daemon=True)
-        for _ in range(count)
-    ]
+    spawn = get_context("spawn")
+    spawned = [spawn.Process(target=target, args=arguments) for _ in range(count)]
     for process in spawned:
         process.start()
-    yield
-    for process in spawned:
-        process.join()
+    try:
+        yield
+    except BaseException:
+        for process in spawned:
+            process.terminate()
+        raise
+    finally:
+        for process in spawned:
+            process.join()
 
 
 @dataclass(frozen=True)

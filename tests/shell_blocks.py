@@ -40,9 +40,9 @@ SKIPPED = {
         "needs the video processor of a Qwen model; tests/tokens/test_video_predict.py runs it"
     ),
     "trtexec": "another program, which needs a GPU",
-    "eligo pixels export": "shape checks cannot be traced; run by tests/pixels/test_pixels_onnx.py",
+    "eligo pixels export": "runs without shape checks, in tests/pixels/test_pixels_onnx.py",
 }
-"""What is not run: how the line starts, and why."""
+"""What is not run here: how the line starts, and why."""
 
 
 def documents() -> list[Path]:

@@ -256,6 +256,12 @@ def test_processor_of_another_model_is_refused(tmp_path):
     refusal(LOADERS["tokens"][1], tmp_path)
     save_bert(tmp_path / "bert")
     assert "reads text only" in refusal(LOADERS["tokens"][1], tmp_path / "bert")
+    (tmp_path / "tower").mkdir()
+    (tmp_path / "tower" / "config.json").write_text('{"model_type": "vit"}')
+    (tmp_path / "tower" / "preprocessor_config.json").write_text(
+        '{"image_processor_type": "ViTImageProcessor"}'
+    )
+    assert "reads images only" in refusal(LOADERS["tokens"][1], tmp_path / "tower")
     save_host(tmp_path / "host")
     assert "expected CLIP or SigLIP" in refusal(LOADERS["shots encoder"][1], tmp_path / "host")
     assert "as a CLIP model" in refusal(LOADERS["pixels"][1], tmp_path / "bert")

@@ -11,10 +11,11 @@ from PIL import Image
 
 from eligo.cli import main, run_script
 from eligo.cli.commands import COMMANDS, Command
-from eligo.pretrained.load import SHIPPED
+from eligo.pretrained.load import CARD, SHIPPED
+from shell_blocks import name_of
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *SHIPPED.glob(f"*/{CARD}")])
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 HUB_MODEL = "llava-hf/llava-1.5-7b-hf"
 
@@ -37,11 +38,12 @@ def commands(path: Path) -> list[list[str]]:
 
 
 def test_documents_are_found():
-    assert {"README.md", "CONTRIBUTING.md", "CHANGELOG.md"} <= {path.name for path in DOCUMENTS}
+    names = {name_of(path) for path in DOCUMENTS}
+    assert {"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "models/vlm/README.md"} <= names
     assert ROOT / "README.md" in WITH_PYTHON
 
 
-@pytest.mark.parametrize("path", WITH_PYTHON, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", WITH_PYTHON, ids=name_of)
 def test_python_examples_run(path: Path, tmp_path, monkeypatch, capsys):
     """A `text` block after a `python` block is its output."""
     monkeypatch.chdir(tmp_path)
@@ -59,7 +61,7 @@ def test_python_examples_run(path: Path, tmp_path, monkeypatch, capsys):
             assert printed == found[number + 1][1]
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 def test_links_resolve(path: Path):
     for target in re.findall(r"\]\(([^)#\s]+)\)", path.read_text(encoding="utf-8")):
         if "://" not in target:
@@ -71,7 +73,7 @@ def heading_anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", text.lower()).strip().replace(" ", "-") for text in headings}
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 def test_anchors_exist(path: Path):
     for target, anchor in re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", path.read_text("utf-8")):
         page = path if not target else path.parent / target
@@ -79,7 +81,7 @@ def test_anchors_exist(path: Path):
             assert anchor in heading_anchors(page), f"{target}#{anchor}"
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 def test_commands_parse(path: Path, monkeypatch, tmp_path, capsys):
     """Every command line is parsed with all its flags, without running it."""
     monkeypatch.chdir(tmp_path)
@@ -110,3 +112,41 @@ def test_commands_parse(path: Path, monkeypatch, tmp_path, capsys):
 def test_every_command_is_documented():
     text = "\n".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
     assert [name for name in COMMANDS if f"eligo {name}" not in text] == []
+
+
+def figures(text: str) -> set[str]:
+    return set(re.findall(r"\d+\.\d+", text))
+
+
+def compared() -> list[str]:
+    """Rows of the comparison that have a result."""
+    lines = (ROOT / "docs" / "does_it_help.md").read_text("utf-8").splitlines()
+    return [line for line in lines if re.search(r"\| (won|level|lost) \|$", line)]
+
+
+def test_the_comparison_has_wins_and_losses():
+    assert {line.split("|")[-2].strip() for line in compared()} == {"won", "level", "lost"}
+
+
+@pytest.mark.parametrize("line", compared(), ids=lambda line: line.split("|")[1].strip())
+def test_figures_are_those_of_the_linked_page_and_the_result_follows(line: str):
+    cells = [cell.strip() for cell in line.split("|")[1:-1]]
+    (target,) = re.findall(r"\]\(([^)#]+)", cells[0])
+    page = (ROOT / "docs" / target).read_text("utf-8")
+    assert figures(" ".join(cells[2:6])) - figures(page) == set()
+    low, high = map(float, re.findall(r"\((-?[\d.]+) to (-?[\d.]+)\)$", cells[5])[0])
+    assert cells[6] == ("won" if low > 0 else "lost" if high < 0 else "level")
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text("utf-8").split()) <= 1200
+
+
+def test_figures_of_the_readme_are_those_of_the_linked_pages():
+    lines = (ROOT / "README.md").read_text("utf-8").splitlines()
+    rows = [line for line in lines if line.startswith("|") and figures(line)]
+    assert rows
+    for row in rows:
+        targets = re.findall(r"\]\((docs/[^)#]+)", row)
+        pages = "".join((ROOT / target).read_text("utf-8") for target in targets)
+        assert figures(row) - figures(pages) == set(), row

@@ -1,6 +1,7 @@
 """Every command of the documents belongs to a test that runs it; the pages of no family."""
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from eligo.cli.demo import patches, pixels, shots, tokens
 from eligo.pretrained.load import SHIPPED
+from pretrained_models import whole_model
 from shell_blocks import (
     PAGES,
     ROOT,
@@ -62,6 +64,21 @@ def test_skipped_commands_are_in_the_documents(start):
     assert any(line.startswith(start) for path in documents() for line in lines_of(path))
 
 
+def test_every_study_in_the_documents_is_run_by_a_test():
+    lines = [line for path in documents() for line in lines_of(path)]
+    names = {line.split()[2] for line in lines if line.startswith("python -m benchmarks.")}
+    names.remove("benchmarks.tokens.pictures")  # draws committed results, which tests do not read
+    tests = [path.read_text("utf-8") for path in (ROOT / "tests" / "benchmarks").glob("*.py")]
+    imported = {
+        f"{package}.{name}"
+        for text in tests
+        for package, given in re.findall(r"^from (benchmarks[\w.]*) import (.+)$", text, re.M)
+        for name in re.findall(r"\w+", given)
+    }
+    modules = {name.rpartition(".")[0] for name in imported}
+    assert names - imported - modules == set()
+
+
 @pytest.mark.parametrize(
     "path", [path for path in documents() if path.suffix == ".yaml"], ids=name_of
 )
@@ -103,6 +120,9 @@ def files(tmp_path_factory) -> Path:
     (folder / "questions.txt").write_text("a.jpg\tis there any red ball?\n")
     (folder / "my_run.yaml").write_text(MY_RUN)
     (folder / "LLAVA_FOLDER").symlink_to(SHIPPED / "vlm")
+    asked = {"image": "photo.jpg", "question": "is there any red ball?", "answer": "yes"}
+    (folder / "questions.jsonl").write_text(json.dumps(asked) + "\n")
+    shutil.copytree(whole_model(folder, "clip"), folder / "openai" / "clip-vit-base-patch32")
     for name in ("patches", "pixels", "shots"):
         model = SHIPPED / ("shots_v1" if name == "shots" else name)
         (folder / "runs" / f"{name.upper()}_RUN").symlink_to(model)

@@ -1,13 +1,16 @@
 """Screenshots of the explorer for the docs: `python -m benchmarks.explorer.pictures PAGE.html`.
 
-PAGE is written by `eligo explore RUN`; its first record should have several stages over a picture.
+PAGE is that of `eligo demo`, or another with records of tokens and of shots; the first of tokens
+should have several stages over a picture.
 Needs playwright and a Chromium on this machine.
 """
 
 import shutil
 import sys
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
+from typing import Literal
 
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
@@ -16,8 +19,14 @@ OUT = Path(__file__).parents[2] / "docs" / "pictures"
 QUALITY = 80  # of WebP: fifty kilobytes a picture
 
 
+def open_first(page: Page, kind: str) -> None:
+    """Open the first record of a kind; on a phone, the list is hidden."""
+    page.locator(f"details:has(summary:has-text('{kind}')) a").first.dispatch_event("click")
+
+
 def hover(page: Page) -> None:
     """Show the third stage and the tooltip of a folded cell."""
+    open_first(page, "tokens")
     page.keyboard.press("]")
     page.keyboard.press("]")
     box = page.locator(".board").bounding_box()
@@ -30,6 +39,7 @@ def hover(page: Page) -> None:
 
 def scores(page: Page) -> None:
     """Show the scores of the second stage, by rank."""
+    open_first(page, "tokens")
     page.keyboard.press("]")
     page.click("[data-name=scores]")
     page.check(".check:has-text('by rank') input")
@@ -38,15 +48,21 @@ def scores(page: Page) -> None:
 
 def examples(page: Page) -> None:
     """Show the examples that were chosen for the first question."""
-    page.locator("details:has(summary:has-text('shots')) a").first.click()
+    open_first(page, "shots")
     page.mouse.move(0, 0)
 
 
-SHOTS = {
+def phone(page: Page) -> None:
+    """Show the second stage."""
+    open_first(page, "tokens")
+    page.keyboard.press("]")
+
+
+SHOTS: dict[str, tuple[int, int, Literal["light", "dark"], Callable[[Page], None]]] = {
     "explorer": (1320, 900, "light", hover),
     "explorer_scores": (1320, 900, "dark", scores),
     "explorer_shots": (1320, 760, "light", examples),
-    "explorer_phone": (390, 800, "light", lambda page: page.keyboard.press("]")),
+    "explorer_phone": (390, 800, "light", phone),
 }
 
 

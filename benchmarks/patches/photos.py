@@ -327,7 +327,6 @@ def _targets(config: PhotosConfig, arms: Sequence[Mapping[str, Any]]) -> list[di
     def add(met: bool, text: str) -> None:
         targets.append({"met": met, "text": text})
 
-    ours = named[config.ours]
     if "both" in named:
         row = named["both"]
         share = 100 * row["ahead_low"] / row["rsum"]
@@ -340,10 +339,12 @@ def _targets(config: PhotosConfig, arms: Sequence[Mapping[str, Any]]) -> list[di
             add(row["ahead_low"] > 0, f"{config.ours} against {name}: {text}")
     best = max((row for row in arms if "fine-tuned" not in row["arm"]), key=lambda r: r["rsum"])
     add(best["rsum"] >= 258, f"best frozen model: {best['arm']}, rsum {best['rsum']:.1f} (258)")
-    if "kept" in ours:
-        add(ours["kept"] >= 42, f"of the named thing's patches {ours['kept']:.1f} % kept (42 %)")
-        times = ours["hit"] / ours["chance"]
-        add(times >= 2.2, f"best patch on the thing {times:.2f} times as often as chance (2.2)")
+    for name in dict.fromkeys(("1/2 relevant", config.ours)):
+        if "kept" in (row := named.get(name, {})):
+            kept, times = row["kept"], row["hit"] / row["chance"]
+            add(kept >= 42, f"{name}: {kept:.1f} % of the named thing's patches kept (42 %)")
+            text = f"best patch on the thing {times:.2f} times as often as chance (2.2)"
+            add(times >= 2.2, f"{name}: {text}")
     return targets
 
 

@@ -23,6 +23,7 @@ _LEARNED = {
     "VisionSelector": {"scenes": "vision_selector_{}", "photos": "vision_selector@{}"},
 }
 """Variants of the trained rows; a training-free method is `NAME@POINT` everywhere."""
+_KEYS = {"scenes": "drop", "photos": "lost"}
 _CAPTION = "**Lost**: "
 
 
@@ -74,8 +75,9 @@ def _lost(name: str, column: str, study: Mapping[str, Any]) -> str:
     found = [rows.get(pattern.format(point)) for point in study["allowed"]]
     if not any(found):
         return ""
+    key = _KEYS[column]
     # Rounded first: no "-0.0".
-    return " / ".join("–" if row is None else f"{round(row['drop'], 1) + 0.0:.1f}" for row in found)
+    return " / ".join("–" if row is None else f"{round(row[key], 1) + 0.0:.1f}" for row in found)
 
 
 def _about(name: str, study: Mapping[str, Any]) -> str:

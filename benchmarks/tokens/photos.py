@@ -3,8 +3,8 @@
 The host is a vision-language model that `eligo tokens finetune` made; plans are trained in it with
 the config of `eligo tokens train photos`. Every method, learned or not, gets a few trials on the
 validation split at the middle cost. Then all answer the questions of the test split once, at equal
-cost. Results of every step are kept in the output folder; a second run computes only what is
-missing.
+cost. Results of every step are kept in the output folder, and all plans in its folder `plans`; a
+second run computes only what is missing.
 """
 
 import hashlib
@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal
 
+import torch
 from accelerate import PartialState
 from pydantic import Field, model_validator
 
@@ -24,7 +25,7 @@ from benchmarks.tokens.photo_answers import NEW_TOKENS, PhotoAnswers, load_photo
 from benchmarks.tokens.photos_summary import MEAN, PhotoResults, summarise
 from benchmarks.tokens.study import train_all, weights_digest
 from eligo.cli import run_script
-from eligo.cli.console import compact_table, print_text, results
+from eligo.cli.console import compact_table, print_result, print_text, results
 from eligo.cli.flags import Count
 from eligo.config import Config, load_config
 from eligo.config.bounds import Seed
@@ -58,7 +59,7 @@ class PhotosConfig(Config):
     """Config that all trainings start from."""
     arms: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Plans to train: differences from `base`, by dotted key."""
-    trials: tuple[dict[str, Any], ...] = Field(default=({},), min_length=1, max_length=4)
+    trials: tuple[dict[str, Any], ...] = Field(default=({},), min_length=1)
     """Settings to try for every arm, with the first seed."""
     seeds: tuple[Seed, ...] = Field(default=(0, 1, 2), min_length=1)
     """Trainings with the chosen setting."""
@@ -74,6 +75,8 @@ class PhotosConfig(Config):
     """Settings to try for every baseline (or all that it has)."""
     num_questions: int | None = Field(default=None, ge=1)
     """Maximum number of questions of a split; none: all."""
+    num_tuning: int | None = Field(default=None, ge=1)
+    """Maximum number of validation questions that settings are chosen on; none: all."""
     batch_size: int = Field(default=400, ge=1)
     """Prompts in one call of `generate`."""
     resamples: int = Field(default=5000, ge=10)
@@ -95,6 +98,7 @@ def run(
     other_host: Path | None = None,
     out: Path = Path("runs/tokens_photos"),
     workers: Count = 1,
+    trial: bool = False,
     quick: bool = False,
     json: bool = False,
 ) -> None:
@@ -109,6 +113,7 @@ def run(
         other_host: The same model, trained with another seed: plans are tested in it, too.
         out: The folder to write to.
         workers: Trainings at a time, each in its own process.
+        trial: Print what the settings reach on the validation split, and stop.
         quick: A quick test on a CPU, in a folder `quick` inside; its numbers are meaningless.
         json: Print one JSON document.
     """
@@ -117,6 +122,10 @@ def run(
                                  "num_questions": 24, "batch_size": 24})  # fmt: skip
     out = study_folder(out, quick)
     study = PhotosStudy(config, host, questions, images, out, workers=workers, quick=quick)
+    if trial:
+        _, tuning = study.choose(step_bars())
+        print_result(tuning["trials"], json=json)
+        return
     outcome = study.run(other_host, step_bars())
     fields = ("families", "photos", "right", "cost", "allowed", "exceeding")
     answers = PhotoResults(**{k: outcome[k] for k in fields}, resamples=config.resamples)
@@ -185,7 +194,9 @@ class PhotosStudy:
         changes = {**self.config.arms[arm], **self.config.trials[trial]}
         # A trial may change a part that the arm does not have.
         missing = [part for part in ("merger", "pruners") if changes.get(part, 0) is None]
-        changes = {k: v for k, v in changes.items() if not any(f".{p}." in k for p in missing)}
+        changes = {
+            k: v for k, v in changes.items() if not any(f".{p}." in f".{k}" for p in missing)
+        }
         config = load_config(TokensTrainConfig, self.config.base, {**changes, **given})
         return config.smoke() if self.quick else config
 
@@ -203,15 +214,7 @@ class PhotosStudy:
 
     def run(self, other_host: Path | None, report: Report) -> dict[str, Any]:
         """Run the missing steps; return which answers were right, and the costs."""
-        device = PartialState().device
-        assert device is not None
-        self.device = device
-        self.train(self.trials, report)
-        self._load(self.host)
-        shared = self.config.model_dump(mode="json", exclude={"seeds", "resamples"})
-        digests = {f"{a}_{t}_{s}": self._digest(a, t, s) for a, t, s in self.trials}
-        key = shared | {"trainings": digests}
-        tuning = kept_json(self.out / "tuning.json", key, lambda: self._tune(key, report))
+        key, tuning = self.choose(report)
         chosen = [
             (arm, tuning["chosen"][arm], seed)
             for arm in self.config.arms
@@ -232,6 +235,18 @@ class PhotosStudy:
             tested["right"] |= {f"other host, {name}": bits for name, bits in other.items()}
         return {"tuning": tuning, **tested}
 
+    def choose(self, report: Report) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Train all settings once; return what they depend on, and the best of each arm."""
+        device = PartialState().device
+        assert device is not None
+        self.device = device
+        self.train(self.trials, report)
+        self._load(self.host)
+        shared = self.config.model_dump(mode="json", exclude={"seeds", "resamples"})
+        digests = {f"{a}_{t}_{s}": self._digest(a, t, s) for a, t, s in self.trials}
+        key = shared | {"trainings": digests}
+        return key, kept_json(self.out / "tuning.json", key, lambda: self._tune(key, report))
+
     def _load(self, folder: Path) -> None:
         self.loaded = folder
         self.dtype: Literal["float32", "bfloat16"] = "float32" if self.quick else "bfloat16"
@@ -242,7 +257,8 @@ class PhotosStudy:
 
     def _rows(self, split: str) -> list[VqaExample]:
         rows = read_vqa_lines(self.questions, self.images, split=split)
-        return rows[: self.config.num_questions]
+        tuning = self.config.num_tuning if split == "val" else None
+        return rows[: self.config.num_questions][:tuning]
 
     def _digest(self, arm: str, trial: int, seed: int) -> str:
         return weights_digest(self.out / f"{arm}_{trial}_{seed}")
@@ -269,7 +285,10 @@ class PhotosStudy:
         return scale_to(plan, self.shape, self.text, self.allowed(point))
 
     def _learned(self, arm: str, trial: int, seed: int, point: int) -> Plan:
-        plan = Plan.load(self.out / f"{arm}_{trial}_{seed}")
+        name = f"{arm}_{trial}_{seed}"
+        small = self.out / "plans" / name  # the form to keep: half precision, no checkpoints
+        Plan.load(self.out / name).save(small, dtype=torch.float16)
+        plan = Plan.load(small)
         return scale_to(plan, self.shape, self.text, self.allowed(point))
 
     def _tune(self, key: Any, report: Report) -> dict[str, Any]:

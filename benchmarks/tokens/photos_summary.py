@@ -18,6 +18,8 @@ MEAN = "mean"
 """Name of the mean over families."""
 OURS, BLIND = "two_stage", "two_stage_blind"
 _SIMPLE = ("random", "pool")
+_TRAINED = (OURS, "merger_alone", "pruners_alone", "vision_selector")
+"""Beginnings of the names of trained methods."""
 _MOST_LOST, _LEAST_SAVED = 3.0, 0.6
 
 
@@ -73,6 +75,11 @@ class PhotoResults(Results):
         return cls(**vars(base), **others)
 
 
+def is_trained(method: str) -> bool:
+    """Whether a method of the study was trained."""
+    return method.startswith(_TRAINED)
+
+
 def summarise(results: PhotoResults) -> dict[str, Any]:
     """Return the summary as plain values."""
     comparisons = _comparisons(results)
@@ -124,7 +131,6 @@ def _comparisons(results: PhotoResults) -> list[dict[str, Any]]:
 
 def _targets(results: PhotoResults, comparisons: list[dict[str, Any]]) -> list[dict[str, Any]]:
     lead = {(row["point"], row["other"]): row for row in comparisons if row["family"] == MEAN}
-    learned = (BLIND, "merger_alone", "pruners_alone")
     targets = []
     for point in results.allowed:
         row = _row(results, f"{OURS}@{point}")
@@ -138,7 +144,7 @@ def _targets(results: PhotoResults, comparisons: list[dict[str, Any]]) -> list[d
             f"{1 - kept:.0%} of the vision tokens; " + "; ".join(map(_ahead, simple))
         )
         targets.append({"target": f"little lost@{point}", "met": met, "text": text})
-        others = [r for (at, name), r in lead.items() if at == point and name not in learned]
+        others = [r for (at, name), r in lead.items() if at == point and not is_trained(name)]
         composed = [r for r in others if "+" in r["other"]]
         rivals = [r for r in others if r not in composed]
         level = [r["other"] for r in rivals if r["low"] <= 0]

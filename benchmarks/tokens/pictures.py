@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.tokens.config import TWO_STAGE
-from benchmarks.tokens.photos_summary import MEAN
+from benchmarks.tokens.photos_summary import MEAN, is_trained
 from eligo.report.dots import Row, save_dots
 from eligo.report.plots import Panel, Point, save_panels
 from eligo.tokens.inference.evaluate import BLIND, WHOLE
@@ -18,6 +18,8 @@ HERE = Path(__file__).parent
 RESULTS, PICTURES = HERE / "results", HERE.parents[1] / "docs" / "pictures"
 OURS = "two stages"
 LABELS = {"two-stage": OURS, "fastv": "FastV"}
+TRAINED = {TWO_STAGE: OURS, f"{TWO_STAGE}_blind": f"{OURS}, question-blind"}
+"""Names of plans."""
 TIMES = {"ttft_ms": "first token", "prefill_ms": "prefill", "decode_ms": "decoding, per token"}
 _TICKS = (-0.2, 0.0, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 80.0)
 _CURVES = ("tome", "divprune", "visionzip", "pool", "random")
@@ -74,26 +76,26 @@ def plot_photos(summary: Mapping[str, Any], path: Path) -> Path:
     learned: _Lost = {}
     others: _Lost = {}
     for row in summary["variants"]:
-        method, _, point = row["variant"].partition("@")
+        method, _, point = str(row["variant"]).partition("@")
         if point and "," not in method:
-            group = learned if method.startswith((TWO_STAGE, "merger", "pruners")) else others
-            name = OURS if method == TWO_STAGE else method.replace("_", " ")
+            group = learned if is_trained(method) else others
+            name = TRAINED.get(method, method.replace("_", " "))
             group.setdefault(name, {})[f"{point} tokens"] = (row["lost"], row["low"], row["high"])
     return _save_lost({"trained": learned, "training-free": others}, path)
 
 
 def plot_families(summary: Mapping[str, Any], path: Path) -> Path:
     """Plot accuracy over the FLOPs saved, for every family of questions and in the mean."""
-    rows = {row["variant"]: row for row in summary["variants"]}
+    rows = {str(row["variant"]): row for row in summary["variants"]}
     panels = []
     for family in (MEAN, *(name for name in rows[WHOLE]["accuracy"] if name != MEAN)):
         curves: dict[str, list[Point]] = {}
         for name, row in rows.items():
             method, _, point = name.partition("@")
-            if not point or method not in (TWO_STAGE, f"{TWO_STAGE}_blind", *_CURVES):
+            if not point or method not in (*TRAINED, *_CURVES):
                 continue
             value = row["accuracy"][family]
-            label = OURS if method == TWO_STAGE else method.replace("_", " ")
+            label = TRAINED.get(method, method)
             saved = 100 * row["flops_reduction_with_selector"]
             curves.setdefault(label, []).append(Point(saved, value, value, value))
         levels = {"all tokens": rows[WHOLE]["accuracy"][family]}

@@ -61,8 +61,8 @@ _NUM_TEXT = 100  # text tokens of a prompt
 _MAX_NEW_TOKENS = 8
 _NUM_QUESTIONS = 6  # one of each family
 
-Shape = Literal["llava15", "narrow"]
-_TOWER: Mapping[Shape, Mapping[str, Any]] = {
+Shape = Literal["llava15", "llava05", "llava13", "narrow"]
+_TOWER: Mapping[str, Mapping[str, Any]] = {
     "llava15": {
         "image_size": 336, "patch_size": 14, "hidden_size": 1024, "intermediate_size": 4096,
         "num_hidden_layers": 24, "num_attention_heads": 16, "projection_dim": 768,
@@ -73,9 +73,19 @@ _TOWER: Mapping[Shape, Mapping[str, Any]] = {
     },
 }  # fmt: skip
 _TEXT: Mapping[Shape, Mapping[str, Any]] = {
+    "llava05": {  # Qwen2-0.5B
+        "vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864,
+        "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2,
+        "max_position_embeddings": 4096,
+    },
     "llava15": {
         "vocab_size": 32064, "hidden_size": 4096, "intermediate_size": 11008,
         "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
+        "max_position_embeddings": 4096,
+    },
+    "llava13": {
+        "vocab_size": 32064, "hidden_size": 5120, "intermediate_size": 13824,
+        "num_hidden_layers": 40, "num_attention_heads": 40, "num_key_value_heads": 40,
         "max_position_embeddings": 4096,
     },
     "narrow": {
@@ -96,6 +106,8 @@ class Parts:
 
 PARTS: Mapping[str, Parts] = {
     "llava15": Parts("simple", 512),  # configs/tokens/llava15.yaml
+    "llava05": Parts("simple", 512),
+    "llava13": Parts("simple", 512),
     "tiny": Parts("question_aware", 128),
     "narrow": Parts("simple", 8),
 }
@@ -251,7 +263,7 @@ def random_llava(shape: Shape, device: torch.device) -> Any:
 
     text = LlamaConfig(**_TEXT[shape], tie_word_embeddings=False)
     config = LlavaConfig(
-        vision_config=CLIPVisionConfig(**_TOWER[shape]),
+        vision_config=CLIPVisionConfig(**_TOWER["narrow" if shape == "narrow" else "llava15"]),
         text_config=text,
         image_token_index=_TEXT[shape]["vocab_size"] - 1,
         vision_feature_layer=-2,

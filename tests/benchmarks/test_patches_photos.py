@@ -8,7 +8,6 @@ import pytest
 import torch
 from photo_parts import make_photos, make_tower
 from PIL import Image
-from pretrained_models import sentence_transformer
 
 from benchmarks.patches import photos
 from benchmarks.patches.other_captions import one_by_one
@@ -19,6 +18,7 @@ from eligo.cli import run_script
 from eligo.config import load_config
 from eligo.patches.metrics import retrieval_metrics
 from eligo.patches.model.retrieval_model import RetrievalModel
+from pretrained_models import sentence_transformer
 
 TINY = """
 arms:

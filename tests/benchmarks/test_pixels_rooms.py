@@ -8,7 +8,6 @@ import pytest
 import torch
 from photo_parts import make_tower
 from PIL import Image
-from pretrained_models import sentence_transformer
 
 from benchmarks.pixels.rooms import run
 from benchmarks.pixels.rooms_data import CLASSES, precision_recall
@@ -16,6 +15,7 @@ from benchmarks.pixels.rooms_summary import Bootstrap, mean_iou, summarise
 from benchmarks.pixels.rooms_tagger import tag_frames
 from eligo.cli import run_script
 from eligo.pixels.metrics import confusion_matrix, segmentation_metrics
+from pretrained_models import sentence_transformer
 
 TINY = """
 steps: {small: 2, S: 2}

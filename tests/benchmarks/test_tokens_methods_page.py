@@ -24,8 +24,8 @@ EMPTY = """\
 """
 
 
-def study(lost: dict[str, float], *points: str) -> dict:
-    rows = [{"variant": name, "drop": value} for name, value in lost.items()]
+def study(lost: dict[str, float], *points: str, key: str = "drop") -> dict:
+    rows = [{"variant": name, key: value} for name, value in lost.items()]
     allowed = dict.fromkeys(points, 1.0)
     return {"variants": rows, "allowed": allowed, "date": "2026-01-02", "hardware": "a GPU"}
 
@@ -35,7 +35,7 @@ SCENES = study(
      "mmr_11": 1.2, "mmr@33": 0.5, "mmr@11": 9.0},
     "33", "11",
 )  # fmt: skip
-PHOTOS = study({"tome@64": 1.0, "two_stage@64": -0.75}, "64")
+PHOTOS = study({"tome@64": 1.0, "two_stage@64": -0.75}, "64", key="lost")
 
 
 def test_figures_are_filled_in():

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from photo_parts import make_host, make_language, make_photos, make_tower
 
+from benchmarks.tokens import photos
 from benchmarks.tokens.photos import PhotosConfig, PhotosStudy, run
 from benchmarks.tokens.photos_summary import MEAN, PhotoResults, summarise
 from eligo.cli import run_script
@@ -29,10 +30,15 @@ arms:
     discriminator.layers: [-1]
     scales: [0.5, 1.0]
   two_stage_blind: {<<: *parts, merger.kind: simple, pruners.kind: simple}
+  two_stage_mmr: {<<: *parts, merger.redundancy: mmr, pruners.redundancy: mmr}
+  vision_selector: {<<: *parts, merger.kind: vision_selector, pruners: null}
 trials: [{}, {optim.merger.lr: 0.01}]
 baselines: [random, pool, fastv, visionzip]
 composed: [tome+fastv]
 """
+
+
+ARMS = ("two_stage", "two_stage_blind", "two_stage_mmr", "vision_selector")
 
 
 @pytest.fixture(scope="module")
@@ -63,14 +69,22 @@ def test_every_variant_answers_every_question(finished: Path):
     document = json.loads((finished / "photos.json").read_text())
     found = PhotoResults.unpacked(document)
     names = {f"{name}@{point}" for point in (8, 4) for name in
-             ("random", "pool", "fastv", "visionzip", "tome+fastv", "two_stage",
-              "two_stage_blind")}  # fmt: skip
+             ("random", "pool", "fastv", "visionzip", "tome+fastv", *ARMS)}  # fmt: skip
     controls = {"none", "no image", "other image", "question only"}
-    learned = {f"other host, {name}" for name in names if name.startswith("two_stage")}
+    learned = {f"other host, {name}" for name in names if name.startswith(ARMS)}
     assert set(found.variants) == names | controls | learned | {"other host, none"}
     assert {len(bits) for bits in found.right.values()} == {len(found.families)}
     assert len(found.photos) == len(found.families)
-    assert summarise(found)["variants"] == document["variants"]
+    summary = summarise(found)
+    assert summary["variants"] == document["variants"]
+    rivals = [row["text"] for row in summary["targets"] if row["target"].startswith("ahead@")]
+    assert not any(arm in text for arm in ARMS for text in rivals)
+
+
+def test_plans_are_kept(finished: Path):
+    plan = Plan.load(finished / "plans" / "two_stage_0_0")
+    assert plan.host == Plan.load(finished / "two_stage_0_0").host
+    assert plan.counts((1, 8)) == Plan.load(finished / "two_stage_0_0").counts((1, 8))
 
 
 def test_learned_plans_cost_at_most_the_point(finished: Path, files: Path):
@@ -84,6 +98,26 @@ def test_learned_plans_cost_at_most_the_point(finished: Path, files: Path):
         larger = plan.scaled((plan.stages[0].budget + 1) / plan.stages[0].budget)
         assert spending(study.shape, plan, study.text) <= study.allowed(point)
         assert spending(study.shape, larger, study.text) > study.allowed(point)
+
+
+def test_a_trial_looks_at_the_validation_split_only(
+    finished: Path, files: Path, monkeypatch, capsys
+):
+    asked = []
+    read = photos.read_vqa_lines
+    monkeypatch.setattr(
+        photos, "read_vqa_lines", lambda *a, **k: asked.append(k["split"]) or read(*a, **k)
+    )
+    before = (finished / "photos.json").stat().st_mtime_ns
+    words = [files / "tiny.yaml", "--quick", "--trial", "--host", files / "host", "--questions",
+             files / "photos" / "questions.jsonl", "--images", files / "photos" / "images",
+             "--out", files / "out", "--json"]  # fmt: skip
+    capsys.readouterr()
+    assert run_script(run, [str(word) for word in words]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["method"] for row in rows[-8:]] == [arm for arm in ARMS for _ in range(2)]
+    assert set(asked) == {"val"}
+    assert (finished / "photos.json").stat().st_mtime_ns == before
 
 
 def test_the_second_run_answers_nothing_again(finished: Path, files: Path, monkeypatch):
@@ -120,9 +154,10 @@ def test_questions_on_one_photo_are_drawn_together():
     assert once.difference("a", "b") == pytest.approx(twice.difference("a", "b"))
 
 
-def test_trials_of_a_missing_part_are_left_out(files: Path):
+@pytest.mark.parametrize("key", ["optim.pruners.lr", "pruners.dim"])
+def test_trials_of_a_missing_part_are_left_out(files: Path, key: str):
     config = load_config(PhotosConfig, {
-        "arms": {"merger_alone": {"pruners": None}}, "trials": [{"optim.pruners.lr": 0.01}],
+        "arms": {"merger_alone": {"pruners": None}}, "trials": [{key: 8}],
     })  # fmt: skip
     study = PhotosStudy(config, Path("host"), Path("q.jsonl"), Path("images"), Path("out"))
     training = study.training("merger_alone", 0, 3)

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from eligo.cli import main
-from eligo.cli.demo import PARTS, patches, pixels, tokens
+from eligo.cli.demo import PARTS, page, patches, pixels, tokens
 from eligo.explorer.folder import find_records, load_record
 from eligo.pretrained import load as pretrained
 from eligo.scenes.words import TWINS
 from shipped_models import MAKERS, make_models
 
+PHOTOS = "real photos"
 METHODS = {
     "tokens": ["all tokens", "tokens_small", "tome", "visionzip", "no image (blind)"],
     "shots": ["zero-shot", "random", "kNN", "MMR", "pointer v1"],
@@ -76,9 +77,10 @@ def test_pruned_methods_cost_less_than_the_whole_model(demo_folder: Path):
 
 def test_page_shows_every_part(demo_folder: Path):
     kinds = [load_record(folder).kind for folder in find_records(demo_folder)]
-    assert list(dict.fromkeys(kinds)) == list(PARTS)
+    assert list(dict.fromkeys(kinds)) == [PHOTOS, *PARTS]
     text = (demo_folder / "index.html").read_text(encoding="utf-8")
-    for title in (title for part in results(demo_folder)["parts"] for title in part["records"]):
+    titles = [title for part in results(demo_folder)["parts"] for title in part["records"]]
+    for title in titles + [record.title for record in page.photos()]:
         assert json.dumps(title)[1:-1] in text
 
 
@@ -164,8 +166,23 @@ def test_part_with_a_missing_model_has_no_rows(
 def test_demo_without_shipped_models(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setattr(pretrained, "SHIPPED", tmp_path)
     assert main(["demo", "--out", str(tmp_path / "out")]) == 0
-    assert "index.html" not in capsys.readouterr().out
-    assert results(tmp_path / "out")["page"] is None
+    assert "index.html" in capsys.readouterr().out
+    shown = [load_record(folder) for folder in find_records(tmp_path / "out")]
+    assert [record.kind for record in shown] == [PHOTOS] * 2
+
+
+def test_photos_are_small_and_their_licence_and_origin_are_said():
+    folders = find_records(page.PHOTOS)
+    licences = (page.PHOTOS / "README.md").read_text(encoding="utf-8")
+    photos = [folder / "photo.jpg" for folder in folders]
+    for photo in photos:
+        assert f"| `{photo.parent.name}/{photo.name}` |" in licences
+    assert sum(photo.stat().st_size for photo in photos) < 200_000
+    for record in page.photos():
+        assert record.query.startswith("Real photo, real vision tower (DINOv2-small")
+        assert "precomputed" in record.query
+        assert record.answers == ()
+        assert len(record.stages) == 10
 
 
 @pytest.mark.parametrize("flag", ["--images", "--model", "--plan"])

@@ -81,7 +81,7 @@ def tools() -> list[LiveTool]:
             "deep", "Deep", text, echo, depth=True, examples=examples,
             choices=[LiveChoice("colour", "Colour", ("red", "blue"))],
         ),
-        LiveTool("blind", "Blind", text, _blind, image=False),
+        LiveTool("blind", "Blind", text, _blind, image=False, about="Sees nothing: `blind`."),
     ]  # fmt: skip
 
 

@@ -110,13 +110,16 @@ def test_budget_changes_are_merged_and_replace_the_record(tab, recorder):
     recorder.answer()
     tab.painted()
     tab.after(lambda: look.keyboard.press("]"))
+    look.clock.install(time=0)  # the page's time stands still: a slow machine adds no pause
+    look.clock.pause_at(1000)
     look.focus("#live-budget")
     for _ in range(3):
         look.keyboard.press("ArrowRight")
     look.keyboard.press("ArrowLeft")
-    recorder.wait(2)
-    look.wait_for_timeout(300)
-    assert len(recorder.routes) == 2  # four moves, one request
+    assert len(recorder.routes) == 1
+    look.clock.run_for(1000)
+    recorder.wait(2)  # four moves, one request
+    look.clock.resume()
     assert recorder.body()["budget"] == 3
     assert tab.text(".field output") == "3 cells"
     recorder.answer(note="another budget")
@@ -256,6 +259,7 @@ def test_each_tool_has_its_own_controls(tab, recorder):
         "choices": {"colour": "red"},
     }  # fmt: skip
     assert look.locator("#live-budget").count() == 0
+    assert not look.locator(".remark").is_visible()
     look.get_by_role("radio", name="with depth").click()
     recorder.wait(3)
     assert recorder.body()["image"] == {"example": "deep"}
@@ -263,6 +267,8 @@ def test_each_tool_has_its_own_controls(tab, recorder):
     look.get_by_role("radio", name="Blind").click()
     recorder.wait(4)
     assert recorder.body() == {"tool": "blind", "text": "what?"}
+    assert tab.text(".remark") == "Sees nothing: blind."
+    assert tab.text(".remark code") == "blind"
     look.get_by_role("radio", name="Echo").click()
     recorder.wait(5)
     assert recorder.body()["budget"] == 3

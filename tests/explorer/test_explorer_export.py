@@ -164,6 +164,8 @@ def test_explore_command(tmp_path, capsys, monkeypatch):
         (["--live", "--out", "x.html"], "leave out"),
         (["somewhere", "--live"], "leave out"),
         (["--port", "1"], "only --live"),
+        (["--model", "mine"], "only --live"),
+        (["--live", "--dtype", "bfloat16"], "--dtype: only --model"),
     ],
 )
 def test_invalid_arguments_are_refused(words, message, tmp_path, capsys, monkeypatch):
@@ -178,4 +180,6 @@ def test_live_flags_reach_the_server(monkeypatch):
     called = {}
     monkeypatch.setattr(explore_live, "serve", lambda **options: called.update(options))
     assert main(["explore", "--live", "--port", "0", "--device", "cpu"]) == 0
-    assert called == {"port": 0, "device": "cpu"}
+    assert called == {"port": 0, "device": "cpu", "model": None, "dtype": "float32"}
+    assert main(["explore", "--live", "--model", "mine", "--dtype", "bfloat16"]) == 0
+    assert (called["model"], called["dtype"]) == ("mine", "bfloat16")

@@ -26,7 +26,7 @@ sys.path[:0] = {here!r}, {tests!r}
 import explorer_live_cases
 import eligo.cli.explorer
 from eligo.cli.explorer.live import serve
-eligo.cli.explorer.live_tools = lambda device: explorer_live_cases.tools()
+eligo.cli.explorer.live_tools = lambda *_: explorer_live_cases.tools()
 serve(port=0, device="cpu")
 print("left in order")
 """
@@ -111,13 +111,13 @@ def test_sigterm_stops_the_server(process):
 
 
 def test_server_without_tools_is_refused(monkeypatch):
-    monkeypatch.setattr("eligo.cli.explorer.live_tools", lambda device: [])
+    monkeypatch.setattr("eligo.cli.explorer.live_tools", lambda *_: [])
     with pytest.raises(InputError, match="nothing to try"):
         explore_live.serve(port=0, device="cpu")
 
 
 def test_taken_port_is_refused(monkeypatch):
-    monkeypatch.setattr("eligo.cli.explorer.live_tools", lambda device: tools())
+    monkeypatch.setattr("eligo.cli.explorer.live_tools", lambda *_: tools())
     taken = LiveServer(PAGE, tools())
     with pytest.raises(InputError, match=f"--port: {taken.server_port} is taken"):
         explore_live.serve(port=taken.server_port, device="cpu")

@@ -57,7 +57,9 @@ def ask(tool: LiveTool, example: int = 0, budget: float | None = None, **changes
     """The record of an example as the page gets it; `changes` override fields of the request."""
     one = tool.examples[example]
     usual = budget if tool.budget is None or budget is not None else tool.budget.default
-    fields = {"text": one.text, "image": one.image, "depth": one.depth, "budget": usual, **changes}
+    choices = {choice.name: choice.options[0] for choice in tool.choices}
+    fields = {"text": one.text, "image": one.image, "depth": one.depth, "budget": usual,
+              "choices": choices, **changes}  # fmt: skip
     shown = inline(tool.run(LiveRequest(**fields)))  # pyright: ignore[reportArgumentType]
     json.dumps(shown, allow_nan=False)
     return shown

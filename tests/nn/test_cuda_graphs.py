@@ -13,7 +13,7 @@ from eligo.nn.cuda_graphs import GraphedFunction
 class Replay:
     """In place of a graph: copies the inputs, calls the function again, copies the outputs."""
 
-    def __init__(self, function, inputs, shared, keep) -> None:
+    def __init__(self, function, inputs, recorder, keep) -> None:
         self.function, self.inputs, self.kept = function, [x.clone() for x in inputs], keep()
 
     def __call__(self, inputs):
@@ -27,12 +27,12 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
     """The shapes of recorded graphs; the CPU stands in for a GPU."""
     shapes: list[torch.Size] = []
 
-    def record(function, inputs, shared, keep) -> Replay:
+    def record(function, inputs, recorder, keep) -> Replay:
         shapes.append(inputs[0].shape)
-        return Replay(function, inputs, shared, keep)
+        return Replay(function, inputs, recorder, keep)
 
     monkeypatch.setattr(cuda_graphs, "_Graph", record)
-    monkeypatch.setattr(cuda_graphs, "_Shared", lambda device: device)
+    monkeypatch.setattr(cuda_graphs, "CudaRecorder", lambda device: device)
     monkeypatch.setattr(cuda_graphs, "_on_one_gpu", lambda inputs: True)
     return shapes
 

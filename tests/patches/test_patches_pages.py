@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 from patch_models import karpathy, text_folder, vision_folder
-from pretrained_models import whole_model
 from test_patches_convert import Given
 from transformers import Dinov2Config, Dinov2Model
 
 from eligo.pretrained.load import SHIPPED
+from pretrained_models import whole_model
 from shell_blocks import name_of, pages, run_lines, to_run
 
 SMALL = (

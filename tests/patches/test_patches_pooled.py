@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from pretrained_models import whole_model
 from transformers import (
     AutoTokenizer,
     CLIPImageProcessorPil,
@@ -23,6 +22,7 @@ from eligo.explorer.folder import find_records, load_record
 from eligo.patches.index import ImageFiles, ScenePictures, Searcher, TextLines, build_index
 from eligo.patches.inference.predict import predict
 from eligo.patches.model.retrieval_model import RetrievalModel
+from pretrained_models import whole_model
 
 TEXTS = ["a red ball", "two boxes on the floor", "a dog runs", "there is a gem"]
 STOCK = {"clip": CLIPModel, "siglip": SiglipModel}

@@ -50,6 +50,28 @@ def test_prediction_has_the_score_of_the_model(settings, scene, tmp_path):
     assert prediction.cost.tokens == len(prediction.explanation.token_names)
 
 
+@pytest.mark.parametrize(("budget", "kept"), [(None, 25), (7, 7), (49, 49), (0.25, 13), (1.0, 49)])
+def test_budget_is_exact(budget, kept, scene, folder, tmp_path):
+    model = RetrievalModel.from_pretrained(folder)
+    prediction = predict(scene, TEXT, model=model, budget=budget)
+    assert prediction.selection.num_kept == prediction.cost.kept == kept
+    assert model.selecting_net().sparse_ratio == 0.5  # as before
+
+
+@pytest.mark.parametrize("budget", [0, 50, -1, 0.0, 1.5])
+def test_budget_out_of_range(budget, scene, folder):
+    with pytest.raises(InputError, match=rf"budget: got {budget}, expected 1 to 49 patches"):
+        predict(scene, TEXT, model=str(folder), budget=budget)
+
+
+@pytest.mark.parametrize(("budget", "kept"), [("9", 9), ("0.25", 13), ("1", 1), ("1.0", 49)])
+def test_budget_on_the_command_line(budget, kept, folder, tmp_path, capsys):
+    image = str(folder / "scene.png")
+    flags = ["--image", image, "--text", TEXT, "--model", str(folder), "--out", str(tmp_path)]
+    assert main(["patches", "predict", *flags, "--budget", budget, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cost"]["kept"] == kept
+
+
 def test_image_and_model_in_any_form(folder, scene):
     expected = predict(scene, TEXT, model=RetrievalModel.from_pretrained(folder))
     pixels = np.asarray(scene)

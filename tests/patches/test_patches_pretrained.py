@@ -6,6 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from patch_models import karpathy, text_folder, vision_folder
+from transformers import AutoTokenizer, CLIPModel, SiglipModel
+
+from eligo.errors import InputError
+from eligo.patches.config import PatchesTrainConfig, RetrievalConfig
+from eligo.patches.model.retrieval_model import RetrievalModel
 from pretrained_models import (
     CLIP_COLOURS,
     LIKE_BERT,
@@ -13,11 +18,6 @@ from pretrained_models import (
     sentence_transformer,
     whole_model,
 )
-from transformers import AutoTokenizer, CLIPModel, SiglipModel
-
-from eligo.errors import InputError
-from eligo.patches.config import PatchesTrainConfig, RetrievalConfig
-from eligo.patches.model.retrieval_model import RetrievalModel
 
 TEXTS = ["a red ball", "two boxes on the floor", "dog"]
 STOCK = {"clip": CLIPModel, "siglip": SiglipModel}

@@ -46,8 +46,11 @@ def test_prior_matches_the_original(kind: str, head_dim: int, spread: float):
     height, width = tensors["sin"].shape[:2]
     decay, frequencies = head_decay(4, spread), rotary_frequencies(head_dim)
     sin, cos = rotary_tables(height, width, frequencies)
-    for name, found in {"decay": decay, "angle": frequencies, "sin": sin, "cos": cos}.items():
+    for name, found in {"angle": frequencies, "sin": sin, "cos": cos}.items():
         assert torch.equal(found, tensors[name]), name
+    # The logarithm: CPUs differ in the last bit.
+    last_bit = torch.finfo(torch.float32).eps * tensors["decay"].abs()
+    assert ((decay - tensors["decay"]).abs() <= last_bit).all()
     depth = resize_depth(Depth(tensors["depth"], None), (height, width))
     weights = tensors["weight"].flatten()
     if kind == "full":

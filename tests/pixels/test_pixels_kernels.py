@@ -17,7 +17,10 @@ from eligo.pixels.model import layers
 from eligo.pixels.model.layers import use_kernels
 
 HERE = Path(__file__).parent
-ATTEND = {"HAS_DEPTH": True, "HAS_MASK": True, "PRECISION": "tf32x3", "QUERIES": 32, "KEYS": 32}
+ATTEND = {
+    "HAS_DEPTH": True, "HAS_MASK": True, "PRECISION": "tf32x3", "QUERIES": 32, "KEYS": 32,
+    "SCALE": 0.36,
+}  # fmt: skip
 LINEAR = {"HAS_BIAS": True, "PRECISION": "tf32x3"}
 
 
@@ -131,7 +134,7 @@ def test_kernels_compile_for_an_h200(name: str, constants: dict[str, Any], half:
     numbers += ("num_lines", "line_step", "token_step", "in_dim", "out_dim")
     kinds = dict.fromkeys(kernel.arg_names, "*bf16" if half else "*fp32")
     kinds |= {key: "i32" for key in numbers if key in kinds} | dict.fromkeys(constants, "constexpr")
-    floats = {"eps": "fp32", "scale": "fp32", "z": "*fp32", "decay": "*fp32", "valid": "*i1"}
+    floats = {"eps": "fp32", "z": "*fp32", "decay": "*fp32", "valid": "*i1"}
     kinds |= {key: kind for key, kind in floats.items() if key in kinds}
     values = {(kernel.arg_names.index(key),): value for key, value in constants.items()}
     source = triton.compiler.ASTSource(fn=kernel, signature=kinds, constexprs=values)

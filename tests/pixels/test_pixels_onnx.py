@@ -1,6 +1,7 @@
 """ONNX: the exported model agrees with torch for any batch, also without words and depth."""
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -20,16 +21,15 @@ from eligo.pixels.inference import export
 from eligo.pixels.inference.export import example_inputs, export_onnx
 from eligo.pixels.inference.segmenter import plain_config, text_encoder
 from limits import PROCESS_SECONDS
+from shell_blocks import ROOT, lines_of
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 
-EXPORT = """
-import sys
-from eligo.cli import main
-model, out = f"{sys.argv[1]}/model", f"{sys.argv[1]}/onnx"
-flags = ["--num_words", "5", "--words", "wall, red ball", "--json", *sys.argv[2:]]
-sys.exit(main(["pixels", "export", "--model", model, "--out", out, *flags]))
-"""
+FIXED, DYNAMIC = (
+    line
+    for line in lines_of(ROOT / "docs" / "pixels_robot.md")
+    if line.startswith("eligo pixels export")
+)
 
 # One of each module: the export of each takes seconds.
 SMALL = {
@@ -52,14 +52,16 @@ def lively(**changes) -> Segmenter:
     return Segmenter(config, model, text_encoder(config))
 
 
-def exported(root: Path, *flags: str) -> Path:
-    """A model exported in a new process: annotation checks cannot be traced."""
+def exported(root: Path, line: str, *flags: str) -> Path:
+    """A model exported as documented, in a new process: annotation checks cannot be traced."""
     torch.manual_seed(0)
     lively().save_pretrained(root / "model")
-    command = [sys.executable, "-c", EXPORT, str(root), *flags]
+    words = [{"RUN": "model"}.get(word, word) for word in shlex.split(line)[1:]]
+    words += ["--num_words", "5", "--words", "wall, red ball", "--json", *flags]
     done = subprocess.run(
-        command, check=True, timeout=PROCESS_SECONDS, capture_output=True, text=True
-    )
+        [sys.executable, "-m", "eligo", *words],
+        check=True, timeout=PROCESS_SECONDS, capture_output=True, text=True, cwd=root,
+    )  # fmt: skip
     assert json.loads(done.stdout)["outputs"] == ["labels", "confidence", "logits", "tag_maps"]
     return root
 
@@ -104,7 +106,7 @@ def check_against_torch(segmenter: Segmenter, session: Any, size: tuple[int, int
 
 def test_onnx_agrees_with_torch(tmp_path: Path):
     """One test, so that parallel workers export once."""
-    folder = exported(tmp_path, "--height", "48", "--width", "64")
+    folder = exported(tmp_path, FIXED, "--height", "48", "--width", "64")
     segmenter, session, about = opened(folder)
     check_against_torch(segmenter, session, (48, 64))
     assert about["inputs"]["rgb"]["shape"] == ["batch", 48, 64, 3]
@@ -116,7 +118,7 @@ def test_onnx_agrees_with_torch(tmp_path: Path):
 
 def check_script(folder: Path, segmenter: Segmenter) -> None:
     """The script of the documentation needs only the folder, and writes what `predict` does."""
-    page = Path(__file__).parents[2] / "docs" / "pixels_robot.md"
+    page = ROOT / "docs" / "pixels_robot.md"
     script = page.read_text("utf-8").split("```py\n")[1].split("```")[0]
     assert "eligo" not in script
     rng = np.random.default_rng(0)
@@ -137,7 +139,7 @@ def check_script(folder: Path, segmenter: Segmenter) -> None:
 
 
 def test_onnx_of_any_size(tmp_path: Path):
-    segmenter, session, about = opened(exported(tmp_path, "--dynamic"))
+    segmenter, session, about = opened(exported(tmp_path, DYNAMIC))
     for size in ((64, 64), (32, 96)):
         check_against_torch(segmenter, session, size)
     assert about["inputs"]["depth"]["shape"] == ["batch", "height", "width"]

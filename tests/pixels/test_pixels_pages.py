@@ -8,7 +8,6 @@ import torch
 from PIL import Image
 from pixel_cases import official_encoder, official_model
 from pixel_files import exported
-from pretrained_models import sentence_transformer
 from safetensors.torch import save_file
 from test_pixels_as_trained import clip
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection
@@ -17,6 +16,7 @@ from eligo.config import load_config
 from eligo.pixels import PixelsTrainConfig, make_word_table
 from eligo.pixels.text.word_table import read_words
 from eligo.pretrained.load import SHIPPED
+from pretrained_models import sentence_transformer
 from shell_blocks import name_of, pages, run_lines, to_run, write_configs
 
 STEPS = (

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 from pixel_cases import some_text
-from pretrained_models import sentence_transformer
 from safetensors.torch import save_file
 from torch.nn import functional as F
 
@@ -30,6 +29,7 @@ from eligo.pixels.text.encoders import (
 from eligo.pixels.text.table import PhraseTable, words_of
 from eligo.pixels.text.word_table import make_word_table, read_words
 from eligo.pretrained.encoders import load_encoder
+from pretrained_models import sentence_transformer
 
 CLASSES = ("wall", "night_stand")
 TAGS = [f"tag{n}" for n in range(9)]

@@ -1,5 +1,6 @@
 """The forward pass compiles as one graph, never waits for the device, and uses SDPA."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,30 @@ def test_compiled_model_agrees(device: str):
     """
     command = [sys.executable, "-W", "ignore", "-c", COMPILED, str(Path(__file__).parent), device]
     subprocess.run(command, check=True, timeout=PROCESS_SECONDS)
+
+
+USED = """
+import torch
+from eligo.pixels.model import layers
+
+layers._triton_works = lambda device, dtype: True
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return x + 1 if layers.use_kernels(x) else x + 2
+
+x = torch.zeros(1)
+with torch.no_grad():
+    assert torch.compile(Model(), fullgraph=True, backend="eager")(x).item() == 1
+    assert torch.export.export(Model(), (x,)).module()(x).item() == 2
+    assert torch.export.export(Model(), (x,), strict=True).module()(x).item() == 2
+"""
+
+
+def test_kernels_are_used_in_a_compiled_model_and_not_in_an_exported_one():
+    command = [sys.executable, "-W", "ignore", "-c", USED]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}  # as on a GPU
+    subprocess.run(command, check=True, timeout=PROCESS_SECONDS, env=environment)
 
 
 class Watch(TorchDispatchMode):

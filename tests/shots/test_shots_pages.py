@@ -21,6 +21,11 @@ SHORTER = {
     "shots evaluate": "--shots 2",
     "scenes export": "--train 6 --validation 2 --test 0 --questions 1",
 }
+TESTED = [
+    "eligo shots embed --data examples.jsonl --queries new.jsonl --out tested",
+    "eligo shots teach",
+    "eligo shots train",
+]
 REPLACED = {"shots/v3_grid": "short.yaml", "grid.yaml": "short.yaml"}
 GRID = """
 train: {num_epochs: 1, min_steps: 2}
@@ -70,6 +75,8 @@ def test_commands_run(path, files, tmp_path):
             (selectors / f"{path.parent.name.removeprefix('shots_')}_{seed}").symlink_to(
                 path.parent
             )
+    if path.stem == "shots_teach":  # follows the page on the pipeline
+        run_lines(folder, TESTED, SHORTER)
     write_configs(path, folder)
     grid = "grid.yaml" if (folder / "grid.yaml").exists() else "shots/v3_grid"
     (folder / "short.yaml").write_text(f"extends: {grid}{GRID}")

@@ -174,6 +174,13 @@ def test_predict(host, tmp_path, capsys):
     assert [stage.selection.num_kept.item() for stage in shown.stages] == [9]
 
 
+def test_a_budget_may_be_a_share(host, tmp_path, capsys):
+    assert ask(host, tmp_path, "--method", "uniform", "--budget", "0.25") == 0
+    assert "vision 36>9 @ 0" in capsys.readouterr().out
+    assert ask(host, tmp_path, "--method", "uniform", "--budget", "1.5") == 2
+    assert "expected a number above 0, at most 1" in capsys.readouterr().err
+
+
 def test_unknown_words_are_reported(host, tmp_path, capsys):
     method = ("--method", "uniform", "--budget", "9")
     assert ask(host, tmp_path, *method) == 0

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 from photo_parts import make_language, make_photos, make_tower
 
+from eligo.config import load_config
 from eligo.config.yaml import read_yaml
 from eligo.pretrained.load import SHIPPED
 from eligo.scenes.vlm import VlmConfig
-from shell_blocks import ROOT, name_of, pages, run_lines, to_run
+from eligo.tokens.config import TokensTrainConfig
+from shell_blocks import ROOT, name_of, pages, run_lines, to_run, write_configs
 from shipped_models import vlm
 
 PHOTOS = ROOT / "docs" / "photos.md"
@@ -90,8 +92,17 @@ def test_commands_run(path, followed, tmp_path):
     shutil.copytree(followed[0], folder, symlinks=True)
     if path.stem == "finetune":  # its run is there
         shutil.rmtree(folder / "runs")
-    for host in ("path/to/host", "HOST", "FOLDER"):
+    for host in ("path/to/host", "HOST", "FOLDER", "Qwen/Qwen2.5-VL-7B-Instruct"):
         (folder / host).parent.mkdir(parents=True, exist_ok=True)
         (folder / host).symlink_to(SHIPPED / "vlm")
     (folder / "search.yaml").write_text(SEARCH)
+    write_configs(path, folder)
     run_lines(folder, to_run(path), SHORTER, REPLACED)
+
+
+def test_the_config_in_sections_of_the_design_is_read(tmp_path):
+    write_configs(ROOT / "docs" / "tokens.md", tmp_path)
+    config = load_config(TokensTrainConfig, tmp_path / "my_run.yaml")
+    assert config.train.batch_size == 12
+    assert config.merger is not None
+    assert config.merger.ratio == 0.5

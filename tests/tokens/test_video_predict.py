@@ -19,6 +19,7 @@ from eligo.errors import InputError
 from eligo.tokens.inference.frames import by_frame
 from eligo.tokens.inference.record import record
 from eligo.video import Clip, open_clip
+from shell_blocks import ROOT, lines_of, run_lines
 
 
 def write_clip(path: Path, frames: int = 12, side: int = 32) -> Path:
@@ -118,6 +119,18 @@ def test_prediction_shows_every_frame(tmp_path: Path, method: str) -> None:
     assert [stage.over.picture for stage in shown.stages] == ["frame 1", "frame 2", "frame 3"]
     assert sum(int(stage.selection.num_kept) for stage in shown.stages) == 20
     assert (found.save(tmp_path / "out") / "tokens.png").exists()
+
+
+def test_the_command_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = build("qwen")
+    monkeypatch.setattr(
+        "eligo.tokens.inference.load.load_host", lambda *_, **__: (host.model, Processor())
+    )
+    write_clip(tmp_path / "clip.mp4")
+    (line,) = (line for line in lines_of(ROOT / "docs" / "tokens.md") if "--video" in line)
+    (printed,) = run_lines(tmp_path, [line], {"tokens predict": "--frames 6 --budget 20"})
+    assert "48" in printed
+    assert "20" in printed
 
 
 def test_processors_without_videos_are_refused() -> None:

@@ -53,6 +53,7 @@ from eligo.train.config import SearchConfig, TrainConfig
 logger = logging.getLogger("eligo.cli")
 
 # Types of flags.
+Budget = Annotated[int | float, Bounds(0, above=True)]  # a number of tokens, or a share of them
 Count = Annotated[int, Bounds(1)]
 Index = Annotated[int, Bounds(0)]
 Positive = Annotated[float, Bounds(0, above=True)]

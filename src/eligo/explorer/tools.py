@@ -120,6 +120,8 @@ class LiveTool:
     budget: LiveBudget | None = None
     choices: Sequence[LiveChoice] = ()
     examples: Sequence[LiveExample] = ()
+    about: str = ""
+    """A remark above its controls."""
 
 
 def describe(tools: Sequence[LiveTool]) -> dict[str, Any]:
@@ -129,6 +131,7 @@ def describe(tools: Sequence[LiveTool]) -> dict[str, Any]:
             {
                 "name": tool.name,
                 "title": tool.title,
+                "about": tool.about,
                 "text": vars(tool.text),
                 "image": tool.image,
                 "depth": tool.depth,

@@ -1,4 +1,4 @@
-"""A function of tensors as CUDA graphs: one launch for all its kernels.
+"""CUDA graphs: many kernels in one launch.
 
 With one image at a time, a GPU waits for launches rather than for arithmetic. A graph is recorded
 for every combination of shapes and types, from the second call on, so that inputs that never come
@@ -8,9 +8,10 @@ again are not recorded. The least recently used graph is dropped; all share one 
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -18,10 +19,117 @@ from torch import Tensor
 Tensors = tuple[Tensor | None, ...]
 Recorded = Callable[[Tensors], Tensors]
 Key = Hashable
+T = TypeVar("T")
 
 _MAX_SEEN = 256  # combinations that are remembered
 _WARM_UP = 2  # calls before recording: kernels are compiled and libraries choose algorithms
 _log = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class Recorder(Protocol):
+    """Records functions of tensors. Its recordings share memory, so they take turns."""
+
+    def record(self, run: Callable[[], T]) -> tuple[T, Callable[[], None]]:
+        """Return what `run` returns, and a function that computes it again, in the same memory."""
+        ...
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Inside, inputs are copied, a recording is replayed, and its outputs are copied."""
+        ...
+
+    def bytes(self) -> int:
+        """Return the bytes that recordings hold, without their inputs."""
+        ...
+
+
+class CudaRecorder:
+    """Records CUDA graphs on one GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        with torch.cuda.device(device):
+            self._pool = torch.cuda.graph_pool_handle()
+            self._stream = torch.cuda.Stream(device)
+        self._done: torch.Event | None = None  # the end of the last graph
+
+    def record(self, run: Callable[[], T]) -> tuple[T, Callable[[], None]]:
+        """Return what `run` returns, and a function that computes it again, in the same memory."""
+        graph = torch.cuda.CUDAGraph()
+        stream, caller = self._stream, torch.cuda.current_stream(self.device)
+        stream.wait_stream(caller)
+        with torch.cuda.device(self.device), torch.no_grad():
+            with torch.cuda.stream(stream):
+                for _ in range(_WARM_UP):
+                    run()
+            # Other threads may use the GPU meanwhile.
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"
+            ):
+                result = run()
+        caller.wait_stream(stream)
+        return result, graph.replay
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Order the turns of different streams."""
+        with torch.cuda.device(self.device), torch.no_grad():
+            stream = torch.cuda.current_stream(self.device)
+            if self._done is not None:  # the last graph may have run on another stream
+                stream.wait_event(self._done)
+            yield
+            self._done = stream.record_event()
+
+    def bytes(self) -> int:
+        """Return the bytes that graphs hold on the GPU, without their inputs."""
+        parts = torch.cuda.memory_snapshot()
+        return sum(x["total_size"] for x in parts if tuple(x["segment_pool_id"]) == self._pool)
+
+
+class GraphTable(Generic[T]):
+    """Graphs by key: recorded at the second sight of a key, the least recently used one dropped."""
+
+    def __init__(self, max_graphs: int) -> None:
+        self.max_graphs = max_graphs
+        self.clear()
+
+    def clear(self) -> None:
+        """Drop all graphs."""
+        self._graphs: OrderedDict[Key, T | None] = OrderedDict()  # None: it failed
+        self._seen: OrderedDict[Key, None] = OrderedDict()
+
+    def drop_oldest(self) -> None:
+        """Drop the least recently used graph."""
+        self._graphs.popitem(last=False)
+
+    def graphs(self) -> list[T]:
+        """Return all graphs."""
+        return [graph for graph in self._graphs.values() if graph is not None]
+
+    def find(self, key: Key, record: Callable[[], T] | None) -> T | None:
+        """Return the graph of a key, recorded now if it is due; None: there is none.
+
+        Without `record`, nothing new is recorded.
+        """
+        if key in self._graphs:
+            self._graphs.move_to_end(key)
+            return self._graphs[key]
+        if record is None:
+            return None
+        if key not in self._seen:
+            self._seen[key] = None
+            if len(self._seen) > _MAX_SEEN:
+                self._seen.popitem(last=False)
+            return None
+        try:
+            self._graphs[key] = record()
+        except Exception as error:  # torch raises many kinds
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            _log.warning("a CUDA graph could not be recorded (%s); running without it", why)
+            self._graphs[key] = None
+        while len(self._graphs) > self.max_graphs:
+            self.drop_oldest()
+        return self._graphs[key]
 
 
 class GraphedFunction:
@@ -47,9 +155,8 @@ class GraphedFunction:
     def forget(self) -> None:
         """Drop all graphs and their memory."""
         with self._lock:
-            self._graphs: OrderedDict[Key, Recorded | None] = OrderedDict()  # None: it failed
-            self._seen: OrderedDict[Key, None] = OrderedDict()
-            self._shared: _Shared | None = None
+            self._table: GraphTable[Recorded] = GraphTable(self.max_graphs)
+            self._recorder: Recorder | None = None
 
     def __call__(self, *inputs: Tensor | None, **settings: Any) -> Tensors:
         """Return the outputs of the function, in memory of their own.
@@ -60,7 +167,8 @@ class GraphedFunction:
         if _on_one_gpu(inputs):
             shapes = tuple(None if x is None else (x.shape, x.dtype, x.device) for x in inputs)
             with self._lock:
-                graph = self._graph((shapes, *settings.items()), function, inputs)
+                record = partial(self._record, function, inputs)
+                graph = self._table.find((shapes, *settings.items()), record)
                 if graph is not None:
                     return graph(inputs)
         with torch.no_grad():
@@ -69,53 +177,16 @@ class GraphedFunction:
     def memory(self) -> dict[str, int]:
         """Return the number of graphs, and the bytes that they hold on the GPU."""
         with self._lock:
-            graphs = [graph for graph in self._graphs.values() if isinstance(graph, _Graph)]
+            graphs = [graph for graph in self._table.graphs() if isinstance(graph, _Graph)]
             held = sum(x.nbytes for graph in graphs for x in graph.inputs if x is not None)
-            if self._shared is not None:
-                held += self._shared.bytes()
+            if self._recorder is not None:
+                held += self._recorder.bytes()
             return {"graphs": len(graphs), "bytes": held}
 
-    def _graph(
-        self, key: Key, function: Callable[..., Tensors], inputs: Tensors
-    ) -> Recorded | None:
-        """The graph of these shapes, recorded if they were seen before."""
-        if key in self._graphs:
-            self._graphs.move_to_end(key)
-            return self._graphs[key]
-        if key not in self._seen:
-            self._seen[key] = None
-            if len(self._seen) > _MAX_SEEN:
-                self._seen.popitem(last=False)
-            return None
-        try:
-            self._graphs[key] = self._record(function, inputs)
-        except Exception as error:  # torch raises many kinds
-            why = (str(error).splitlines() or [type(error).__name__])[0]
-            _log.warning("a CUDA graph could not be recorded (%s); running without it", why)
-            self._graphs[key] = None
-        while len(self._graphs) > self.max_graphs:
-            self._graphs.popitem(last=False)
-        return self._graphs[key]
-
     def _record(self, function: Callable[..., Tensors], inputs: Tensors) -> Recorded:
-        if self._shared is None:
-            self._shared = _Shared(next(x.device for x in inputs if x is not None))
-        return _Graph(function, inputs, self._shared, self._keep)
-
-
-class _Shared:
-    """What the graphs of a function share: memory, and the end of the last one that used it."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        with torch.cuda.device(device):
-            self.pool = torch.cuda.graph_pool_handle()
-            self.stream = torch.cuda.Stream(device)
-        self.done: torch.Event | None = None
-
-    def bytes(self) -> int:
-        parts = torch.cuda.memory_snapshot()
-        return sum(x["total_size"] for x in parts if tuple(x["segment_pool_id"]) == self.pool)
+        if self._recorder is None:
+            self._recorder = CudaRecorder(next(x.device for x in inputs if x is not None))
+        return _Graph(function, inputs, self._recorder, self._keep)
 
 
 class _Graph:
@@ -125,38 +196,21 @@ class _Graph:
         self,
         function: Callable[..., Tensors],
         inputs: Tensors,
-        shared: _Shared,
+        recorder: Recorder,
         keep: Callable[[], Any],
     ) -> None:
-        self.graph, self.shared = torch.cuda.CUDAGraph(), shared
+        self.recorder = recorder
         self.inputs = tuple(None if x is None else x.clone() for x in inputs)
-        stream, caller = shared.stream, torch.cuda.current_stream(shared.device)
-        stream.wait_stream(caller)
-        with torch.cuda.device(shared.device), torch.no_grad():
-            with torch.cuda.stream(stream):
-                for _ in range(_WARM_UP):
-                    function(*self.inputs)
-            # Other threads may use the GPU meanwhile.
-            with torch.cuda.graph(
-                self.graph, pool=shared.pool, stream=stream, capture_error_mode="thread_local"
-            ):
-                self.outputs = function(*self.inputs)
-        caller.wait_stream(stream)
+        self.outputs, self.replay = recorder.record(lambda: function(*self.inputs))
         self.kept = keep()
 
     def __call__(self, inputs: Tensors) -> Tensors:
-        device, shared = self.shared.device, self.shared
-        with torch.cuda.device(device), torch.no_grad():
-            stream = torch.cuda.current_stream(device)
-            if shared.done is not None:  # the last graph may have run on another stream
-                stream.wait_event(shared.done)
+        with self.recorder.turn():
             for ours, given in zip(self.inputs, inputs, strict=True):
                 if ours is not None and given is not None:
                     ours.copy_(given, non_blocking=True)
-            self.graph.replay()
-            outputs = tuple(None if x is None else x.clone() for x in self.outputs)
-            shared.done = stream.record_event()
-        return outputs
+            self.replay()
+            return tuple(None if x is None else x.clone() for x in self.outputs)
 
 
 def _on_one_gpu(inputs: Tensors) -> bool:

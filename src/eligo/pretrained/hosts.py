@@ -24,8 +24,9 @@ def load_host(name: str, *, dtype: str = "auto", needs_images: bool = True) -> t
     processor = load_processor(name, needs_images=needs_images)
     takes_images = getattr(processor, "image_processor", None) is not None
     if needs_images and not takes_images:
+        what = "text" if hasattr(processor, "convert_tokens_to_ids") else "images"
         raise InputError(
-            f"{where} reads text only ({type(processor).__name__}), expected a "
+            f"{where} reads {what} only ({type(processor).__name__}), expected a "
             "vision-language model of transformers with its processor"
         )
     kind = AutoModelForImageTextToText if takes_images else AutoModelForCausalLM

@@ -87,14 +87,16 @@ def bootstrap_means(
         raise InputError(f"got {len(names)} groups, expected one for each of {queries} queries")
     number = {name: place for place, name in enumerate(dict.fromkeys(names))}
     group = np.array([number[name] for name in names])
+    sizes = np.bincount(group)
+    sums = np.stack([np.bincount(group, row) for row in values.reshape(-1, queries)])
+    sums = sums.reshape(*values.shape[:2], len(sizes))
     random = np.random.default_rng(seed)
     means = np.empty((len(values), resamples))
     for first in range(0, resamples, _RESAMPLES):
         count = min(_RESAMPLES, resamples - first)
         drawn = random.multinomial(len(number), np.full(len(number), 1 / len(number)), size=count)
-        times = drawn[:, group] / drawn[:, group].sum(1, keepdims=True)
         weights = random.multinomial(runs, np.full(runs, 1 / runs), size=count) / runs
-        by_run = values @ times.T  # (columns, runs, resamples)
+        by_run = sums @ drawn.T / (drawn @ sizes)  # (columns, runs, resamples)
         means[:, first : first + count] = np.einsum("crn,nr->cn", by_run, weights)
     edge = 50 * (1 - level)
     low, high = np.percentile(means, (edge, 100 - edge), axis=1)

@@ -51,8 +51,8 @@ def new_figure(width: float, height: float) -> Any:
 
 def save_panels(panels: Sequence[Panel], path: str | Path, *, x_label: str, y_label: str) -> Path:
     """Draw the panels side by side, on shared axes and with one legend."""
-    across = min(len(panels), _MOST_ACROSS)
-    down = math.ceil(len(panels) / across)
+    down = math.ceil(len(panels) / _MOST_ACROSS)
+    across = math.ceil(len(panels) / down)
     figure = new_figure(max(2, across) * _PANEL[0], down * _PANEL[1] + 1)
     axes = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).ravel()
     styles = _styles(panels)

@@ -18,6 +18,8 @@ from .data.examples import TokenBatch as TokenBatch
 from .data.examples import TokenExample as TokenExample
 from .data.prompts import build_prompt as build_prompt
 from .hooks.masking import masking as masking
+from .hooks.model_graphs import drop_graphs as drop_graphs
+from .hooks.model_graphs import graph_stats as graph_stats
 from .hooks.pruning import pruning as pruning
 from .hosts import Host as Host
 from .hosts import host_of as host_of

@@ -21,7 +21,9 @@ class Stopwatch:
     def __init__(self, device: torch.device) -> None:
         self._events = None
         if device.type == "cuda":
-            self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            # In a CUDA graph, external events are recorded anew by every replay.
+            options = {"external": True} if torch.cuda.is_current_stream_capturing() else {}
+            self._events = [torch.cuda.Event(enable_timing=True, **options) for _ in range(2)]
             self._events[0].record()
         self._start, self._stop = time.perf_counter(), 0.0
 

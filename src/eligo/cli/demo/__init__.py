@@ -70,7 +70,8 @@ def run(
     else:
         modules = (import_module(f"eligo.cli.demo.{name}") for name in PARTS)
         parts = [_timed(lambda module=module: module.run(settings)) for module in modules]
-    summary = page.write(out, parts, settings)
+    first = () if questions is not None else page.photos()
+    summary = page.write(out, parts, settings, first)
     if json:
         print_result(summary, json=True)
         return

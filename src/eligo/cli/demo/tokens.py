@@ -32,7 +32,7 @@ HOST = "vlm"
 BASELINES = {"tome": "tome:rounds=8", "visionzip": "visionzip:contextual_ratio=0.4"}
 """With the best settings at this cost, according to `python -m benchmarks.tokens.study`."""
 BLIND = "no image (blind)"
-_QUESTIONS = 96  # sixteen of each family
+_QUESTIONS = 72  # twelve of each family
 _BLIND_SCENES = 2000  # of the training split, on which blind answers are fitted
 _SHARE = 1 / 9  # of the tokens, which sets the cost of the baselines without a trained plan
 _RECORDS = 5

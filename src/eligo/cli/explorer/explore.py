@@ -1,7 +1,7 @@
-"""`eligo explore [RUN]`: the explorer page of a run; `--live` serves the shipped models."""
+"""`eligo explore [RUN]`: the explorer page of a run; `--live` serves models to try."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -17,21 +17,26 @@ def run(
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = _DEMO,
     out: OutFile | None = None,
     live: bool = False,
+    model: str | None = None,
     port: Annotated[int, Bounds(0, 65535)] = _PORT,
     device: str = "auto",
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
     json: bool = False,
 ) -> None:
     """Show what a run kept and dropped, its answers, and the cost.
 
     Writes one self-contained HTML file. With --live, serves the page on this machine instead, with
-    the shipped models to try.
+    the shipped models to try, or with --model your own photos, questions and vision-language model.
 
     Args:
         folder: A run's folder, or the folder of one record.
         out: The file to write; explore.html in the run's folder by default.
         live: Serve a page to try the models, instead of writing one.
+        model: With --live, folder or hub name of a vision-language model, to try training-free
+            methods on it.
         port: The port of --live, on this machine only; 0: any free port.
         device: Where --live runs its models: auto, cpu or cuda.
+        dtype: Data type of the weights of --model.
         json: Print one JSON document.
     """
     if live:
@@ -39,10 +44,12 @@ def run(
             raise InputError("--live shows no run and writes no file; leave out RUN, --out, --json")
         from eligo.cli.explorer.live import serve
 
-        serve(port=port, device=device)
+        if model is None and dtype != "float32":
+            raise InputError("--dtype: only --model uses it")
+        serve(port=port, device=device, model=model, dtype=dtype)
         return
-    if port != _PORT or device != "auto":
-        raise InputError("--port and --device: only --live uses them")
+    if port != _PORT or device != "auto" or model is not None or dtype != "float32":
+        raise InputError("--model, --port, --device and --dtype: only --live uses them")
     from eligo.explorer.export import export_run
     from eligo.explorer.folder import find_records
 

@@ -1,4 +1,4 @@
-"""Check questions for the tiny LLaVA of the generated scenes."""
+"""Check questions; those for the tiny LLaVA of the generated scenes also word by word."""
 
 from typing import Any
 
@@ -11,10 +11,16 @@ _UNKNOWN = (
 )
 
 
-def check_question(tokenizer: Any, text: str) -> str:
-    """Refuse an empty question; return a note if the model does not know some words."""
+def refuse_empty(text: str) -> str:
+    """Return a question without the mark of its image; refuse one without words."""
     text = place_image(text, "text")
     if not text.strip():
         raise InputError("text: is empty, expected a question")
+    return text
+
+
+def check_question(tokenizer: Any, text: str) -> str:
+    """Refuse an empty question; return a note if the model does not know some words."""
+    text = refuse_empty(text)
     ids = tokenize(tokenizer, plain_text(tokenizer, text), add_special_tokens=False)["input_ids"]
     return _UNKNOWN if tokenizer.unk_token_id in ids else ""

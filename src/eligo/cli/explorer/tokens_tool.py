@@ -2,10 +2,10 @@
 
 The slider sets how many tokens enter the language model; later stages scale with it. `plan` is the
 shipped plan with the nearest budget; without one, a training-free plan. Any method can be chosen
-instead, and any two are shown side by side.
+instead, and any two are shown side by side. `own_tool` does the same with a user's model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -42,8 +42,10 @@ from eligo.tokens.plan import Cut, Plan, Stage1
 _EXAMPLES = 12  # two questions of each family
 _STEPS = 36  # of the slider
 _CACHED = 256  # cached answers of the unpruned model
-_PLAN, _NOTHING = "plan", "nothing"
-_METHODS = tuple(name for name in METHODS if name not in ("none", "oracle", *VIDEO_METHODS))
+_PLAN, NOTHING = "plan", "nothing"
+METHODS_OF_IMAGES = tuple(
+    name for name in METHODS if name not in ("none", "oracle", *VIDEO_METHODS)
+)
 _STRANGE = (
     "The tiny LLaVA was trained on generated scenes only; on other images its answers mean little."
 )
@@ -75,11 +77,11 @@ def tokens_tool(device: str) -> LiveTool | None:
             step * (_first(plans[0], supply) // step), f"of {supply}",
         ),
         choices=[
-            LiveChoice("method", "Method", (_PLAN, *_METHODS)),
-            LiveChoice("beside", "Beside it", (_NOTHING, _PLAN, *_METHODS)),
+            LiveChoice("method", "Method", (_PLAN, *METHODS_OF_IMAGES)),
+            LiveChoice("beside", "Beside it", (NOTHING, _PLAN, *METHODS_OF_IMAGES)),
         ],
         examples=examples,
-        run=_Pruner(device, plans, supply, known).run,
+        run=_TinyPruner(device, plans, supply, known).run,
     )  # fmt: skip
 
 
@@ -89,37 +91,40 @@ def _example(scene: TokenExample) -> LiveExample:
     return LiveExample(scene.id, title, rgb_picture(scene.image), scene.question)
 
 
-class _Pruner:
-    """The host, loaded on first use, with a cache of its unpruned answers."""
+class Pruner:
+    """A host with a cache of its unpruned answers; a subclass says which host, plans and notes."""
 
-    def __init__(
-        self,
-        device: str,
-        plans: Sequence[Plan],
-        supply: int,
-        known: dict[tuple[LiveImage, str], str],
-    ) -> None:
-        self.device, self.plans, self.supply, self.known = device, plans, supply, known
-        self.examples = {image for image, _ in known}
+    max_new_tokens = 16
+
+    def __init__(self, known: Mapping[tuple[LiveImage, str], str]) -> None:
+        self.known = known
         # Keyed by image key, not by image, to keep no image in memory.
         self._answers: dict[tuple[str, str], str] = {}
 
     @cached_property
     def host(self) -> tuple[Any, Any]:
-        return load_host(HostConfig(), device=self.device)
+        """Model and processor."""
+        raise NotImplementedError
+
+    def plan(self, name: str, budget: int | float) -> Plan:
+        """Return the plan of an option of the menu."""
+        return place_method(build(name), (budget,))
+
+    def note(self, request: LiveRequest) -> str:
+        """Refuse a question that cannot be asked; return a note on the answers, or nothing."""
+        raise NotImplementedError
 
     def run(self, request: LiveRequest) -> ExplorerRecord:
         """Return both answers, the tokens kept by each stage, and the cost."""
-        note = check_question(self.host[1].tokenizer, request.text)
+        note = self.note(request)
         assert request.image is not None
         assert request.budget is not None
+        chosen = [request.choices["method"], request.choices["beside"]]
+        names = [name for name in chosen if name != NOTHING]
+        plans = [self.plan(name, request.budget) for name in names]
         full_answer = self._full_answer(request.image, request.text)
-        names = [request.choices.get("method", _PLAN), request.choices.get("beside", _NOTHING)]
-        plans = [self._plan(name, int(request.budget)) for name in names if name != _NOTHING]
         predictions = [self._predict(plan, request.image.picture, request.text) for plan in plans]
         right = self.known.get((request.image, request.text))
-        if request.image not in self.examples:
-            note = " ".join(filter(None, [note, _STRANGE]))
         named = [("all tokens", full_answer)]
         named += [
             (_described(plan), prediction.answer)
@@ -129,11 +134,6 @@ class _Pruner:
             Answer(who, answer, None if right is None else answer == right) for who, answer in named
         ]
         return beside([record(one, answers=answers, note=note) for one in predictions], names)
-
-    def _plan(self, name: str, budget: int) -> Plan:
-        if name == _PLAN:
-            return plan_at(self.plans, budget, self.supply)
-        return place_method(build(name), (budget,))
 
     def _full_answer(self, image: LiveImage, question: str) -> str:
         key = (image.key, question)
@@ -146,7 +146,39 @@ class _Pruner:
 
     def _predict(self, plan: Plan, image: Image.Image, question: str) -> Prediction:
         model, processor = self.host
-        return predict(image, question, model=model, processor=processor, plan=plan)
+        return predict(
+            image, question, model=model, processor=processor, plan=plan,
+            max_new_tokens=self.max_new_tokens,
+        )  # fmt: skip
+
+
+class _TinyPruner(Pruner):
+    """The tiny LLaVA, loaded on first use, with the shipped plans."""
+
+    def __init__(
+        self,
+        device: str,
+        plans: Sequence[Plan],
+        supply: int,
+        known: Mapping[tuple[LiveImage, str], str],
+    ) -> None:
+        super().__init__(known)
+        self.device, self.plans, self.supply = device, plans, supply
+        self.examples = {image for image, _ in known}
+
+    @cached_property
+    def host(self) -> tuple[Any, Any]:
+        return load_host(HostConfig(), device=self.device)
+
+    def plan(self, name: str, budget: int | float) -> Plan:
+        if name == _PLAN:
+            return plan_at(self.plans, int(budget), self.supply)
+        return super().plan(name, int(budget))
+
+    def note(self, request: LiveRequest) -> str:
+        note = check_question(self.host[1].tokenizer, request.text)
+        strange = "" if request.image in self.examples else _STRANGE
+        return " ".join(filter(None, [note, strange]))
 
 
 def beside(records: Sequence[ExplorerRecord], names: Sequence[str]) -> ExplorerRecord:

@@ -13,6 +13,10 @@ from eligo.images import printable_name
 from eligo.io.interrupts import stopped_with
 
 _SHOWN = 5  # skipped files
+_GENERATED = (
+    "note: the shipped model knows generated scenes only; for photos, index and search with "
+    "--model openai/clip-vit-base-patch32, or a model of your own"
+)
 
 
 def run(
@@ -91,6 +95,8 @@ def run(
             gpus_per_worker=gpus_per_worker,
             on_done=lambda done, total: bar.update(done, total=total),
         )
+    if images is not None and model is None:
+        print_message(_GENERATED)
     for row in built.skipped[:_SHOWN]:
         print_message(f"skipped: {printable_name(row['id'])}: {row['why']}")
     if len(built.skipped) > _SHOWN:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from eligo.cli.console import print_result, print_text, warn_unknown_words
+from eligo.cli.flags import Budget
 from eligo.cli.patches.flags import open_model
 from eligo.errors import InputError
 
@@ -13,6 +14,7 @@ def run(
     out: Path,
     dense: str | None = None,
     model: str | None = None,
+    budget: Budget | None = None,
     device: str = "auto",
     json: bool = False,
 ) -> None:
@@ -28,6 +30,8 @@ def run(
         dense: The image's dense caption, for a model that was trained with them.
         model: Folder of a model or run, or a CLIP or SigLIP model, by folder or hub name, which
             gives the score only; by default the shipped model.
+        budget: Patches to keep for the text, or a share of them, such as 0.25; by default the share
+            of the training.
         device: Where to run: auto, cpu or cuda.
         json: Print one JSON document.
     """
@@ -40,7 +44,7 @@ def run(
     loaded = open_model(model, device)
     loaded.check_dense(dense is not None)
     warn_unknown_words(loaded.text_encoder.tokenizer, [text])
-    prediction = predict(image, text, model=loaded, dense=dense)
+    prediction = predict(image, text, model=loaded, dense=dense, budget=budget)
     picture, cost = prediction.save(out) / PICTURE, prediction.cost
     if json:
         summary = prediction.summary()

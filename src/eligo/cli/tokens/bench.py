@@ -14,7 +14,7 @@ from eligo.cli.console import (
     results,
     write_result_file,
 )
-from eligo.cli.flags import Count
+from eligo.cli.flags import Budget, Count
 from eligo.errors import InputError
 
 _METHOD, _SHARE = "divprune", 0.25  # for --model without --plan and --method
@@ -27,7 +27,7 @@ def run(
     model: str | None = None,
     plan: str | None = None,
     method: str | None = None,
-    budgets: Annotated[tuple[Count, ...], tyro.conf.arg(name="budget")] = (),
+    budgets: Annotated[tuple[Budget, ...], tyro.conf.arg(name="budget")] = (),
     layers: Annotated[tuple[Count, ...], tyro.conf.arg(name="layer")] = (),
     image: Path | None = None,
     question: str = "Describe this image in detail.",
@@ -50,7 +50,7 @@ def run(
         plan: A plan: a folder (of a plan, a checkpoint or a run), or the name of a shipped one.
         method: A training-free method instead of a plan, such as fastv or divprune.
         budgets: Vision tokens that the method keeps of an image (of a tile, for hosts that tile);
-            several, with a layer each, for several cuts.
+            or a share of them, such as 0.25; several, with a layer each, for several cuts.
         layers: Layers at which a method inside the language model cuts; by default layer 2.
         image: Image of the prompts; by default a blank one.
         question: Question of the prompts.

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from eligo.cli.console import OutFile, compact_table, print_result, results, write_result_file
-from eligo.cli.flags import Count
+from eligo.cli.flags import Budget, Count
 from eligo.errors import InputError
 
 Source = Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_PLAN")]
@@ -21,7 +21,7 @@ def run(
     data: Path | None = None,
     images: Path | None = None,
     method: str | None = None,
-    budgets: Annotated[tuple[Count, ...], tyro.conf.arg(name="budget")] = (),
+    budgets: Annotated[tuple[Budget, ...], tyro.conf.arg(name="budget")] = (),
     layers: Annotated[tuple[Count, ...], tyro.conf.arg(name="layer")] = (),
     split: Literal["validation", "test"] = "test",
     questions: Count | None = None,
@@ -42,7 +42,8 @@ def run(
         data: JSON lines with image, question, answer, and optionally family and split.
         images: Folder of the images; by default that of the lines.
         method: A training-free method instead of a plan.
-        budgets: Vision tokens that the method keeps, or the first stage of the plan.
+        budgets: Vision tokens that the method keeps, or the first stage of the plan; or a share of
+            them, such as 0.25.
         layers: Layers at which a method inside the language model cuts; by default layer 2.
         split: Split of the scenes, or of the lines that name one.
         questions: Maximum number of questions; by default all of a file, 600 on scenes.

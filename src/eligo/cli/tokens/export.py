@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from eligo.cli.console import messages, print_result
-from eligo.cli.flags import Count
+from eligo.cli.flags import Budget, Count
 from eligo.errors import InputError
 
 
@@ -16,7 +16,7 @@ def run(
     out: Path,
     plan: str | None = None,
     method: str | None = None,
-    budgets: Annotated[tuple[Count, ...], tyro.conf.arg(name="budget")] = (),
+    budgets: Annotated[tuple[Budget, ...], tyro.conf.arg(name="budget")] = (),
     model: Path | None = None,
     grid: tuple[Count, Count] | None = None,
     plain: bool = False,
@@ -31,7 +31,7 @@ def run(
         out: The folder to write to.
         plan: A plan: a folder (of a plan, a checkpoint or a run), or the name of a shipped one.
         method: A training-free method instead of a plan, one that works before the language model.
-        budgets: Vision tokens that the method keeps.
+        budgets: Vision tokens that the method keeps, or a share of them, such as 0.25.
         model: Folder of the host; by default the tiny LLaVA that comes with eligo.
         grid: Rows and columns of vision tokens; by default those of the host's image size.
         plain: For a method that merges tokens: leave out its attention bias.

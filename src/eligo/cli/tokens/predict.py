@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, cast
 import tyro
 
 from eligo.cli.console import print_result, print_text, warn_unknown_words
-from eligo.cli.flags import Count
+from eligo.cli.flags import Budget, Count
 from eligo.errors import InputError
 from eligo.pretrained.chat import place_image
 
@@ -19,7 +19,7 @@ def run(
     out: Path | None = None,
     plan: str | None = None,
     method: str | None = None,
-    budgets: Annotated[tuple[Count, ...], tyro.conf.arg(name="budget")] = (),
+    budgets: Annotated[tuple[Budget, ...], tyro.conf.arg(name="budget")] = (),
     layers: Annotated[tuple[Count, ...], tyro.conf.arg(name="layer")] = (),
     model: str | None = None,
     max_new_tokens: Count = 16,
@@ -45,8 +45,8 @@ def run(
         method: A training-free method instead of a plan, such as fastv or divprune, with options
             after a colon: uniform:phase=first.
         budgets: Vision tokens that the method keeps of an image (of a tile, for hosts that tile);
-            several, with a layer each, for several cuts. With a plan: tokens that its first stage
-            keeps; the other stages change in proportion.
+            or a share of them, such as 0.25; several, with a layer each, for several cuts. With
+            a plan: what its first stage keeps; the other stages change in proportion.
         layers: Layers at which a method inside the language model cuts; by default layer 2.
         model: Folder or hub name of the host; by default the tiny LLaVA that comes with eligo.
         max_new_tokens: Maximum length of the answer.

@@ -19,6 +19,7 @@ export function startLive(node, live, { made, runs }) {
   const states = new Map(tools.map((tool) => [tool.name, initial(tool)]));
   let tool = tools[0];
   const form = el("div", { class: "form" });
+  const about = el("p", { class: "remark soft", dir: "auto" });
   const status = el("p", { class: "status", role: "status" });
   const error = el("p", { class: "error", role: "alert", hidden: true });
   const state = () => states.get(tool.name);
@@ -66,6 +67,8 @@ export function startLive(node, live, { made, runs }) {
   const show = () => {
     const had = form.contains(document.activeElement) ? document.activeElement : null;
     replace(form, parts(tool, state(), { run, take, choose }));
+    replace(about, codes(tool.about));
+    about.hidden = !tool.about;
     if (had) form.querySelector(had.id ? `#${had.id}` : ".example[aria-checked=true]")?.focus();
   };
   function choose(example) {
@@ -97,10 +100,15 @@ export function startLive(node, live, { made, runs }) {
     run("now");
   });
   acceptDrops(node, (file) => tool.image && take(file, readImage, asImage));
-  node.replaceChildren(el("div", { class: "live-head" }, choice.node, status), form, error);
+  node.replaceChildren(el("div", { class: "live-head" }, choice.node, status), about, form, error);
   node.hidden = false;
   show();
   if (runs && (!tool.image || state().image)) run("now");
+}
+
+// A text whose parts between backticks are commands.
+function codes(text) {
+  return text.split("`").map((part, at) => (at % 2 ? el("code", {}, part) : part));
 }
 
 function initial(tool) {

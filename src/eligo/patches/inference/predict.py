@@ -102,13 +102,15 @@ def predict(
     *,
     model: str | Path | RetrievalModel,
     dense: str | None = None,
+    budget: int | float | None = None,
     device: str = "auto",
 ) -> PatchPrediction:
     """Score a pair and explain the score.
 
     `model` is a name, a folder or a loaded model; `dense` the image's dense caption, for a model
-    that was trained with them. A model with one vector per image and text has one patch, the whole
-    image, and one word, the whole text.
+    that was trained with them; `budget` the number of patches to keep or, if a float, a share of
+    them; by default that of the training. A model with one vector per image and text has one patch,
+    the whole image, and one word, the whole text.
 
     >>> from eligo.patches import predict  # doctest: +SKIP
     >>> predict("photo.jpg", "a red ball", model="patches").selection  # doctest: +SKIP
@@ -119,8 +121,15 @@ def predict(
         as_image(image)  # a missing file is reported before a model is loaded
         model = RetrievalModel.from_pretrained(model, device=resolve_device(device))
     model.check_dense(dense is not None)
-    net = model.index_net()
     opened = as_image(image, model.image_encoder.image_size)
+    with model.keeping(budget):
+        return _predict(opened, text, model, dense)
+
+
+def _predict(
+    opened: Image.Image, text: str, model: RetrievalModel, dense: str | None
+) -> PatchPrediction:
+    net = model.index_net()
     model.match(model.image_side([opened]), model.text_side([text]))  # warm-up, for the times
     started = time.perf_counter()
     tokens = model.encode_images([opened])

@@ -10,6 +10,7 @@
 torch.Size([2, 3])
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -151,9 +152,17 @@ class RetrievalModel(nn.Module):
         return self.net
 
     @contextmanager
-    def keeping(self, share: float) -> Iterator[None]:
-        """Within the block, the network keeps this share of the patches."""
-        net = self.selecting_net()
+    def keeping(self, budget: int | float | None) -> Iterator[None]:
+        """Within the block, keep this number of patches, or share if a float; None: as it is."""
+        if budget is None:
+            yield
+            return
+        net, num_patches = self.selecting_net(), math.prod(self.grid_hw)
+        share = budget if isinstance(budget, float) else budget / num_patches
+        if not 0 < share <= 1:
+            raise InputError(
+                f"budget: got {budget}, expected 1 to {num_patches} patches, or a share up to 1.0"
+            )
         before, net.sparse_ratio = net.sparse_ratio, share
         try:
             yield

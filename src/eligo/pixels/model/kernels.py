@@ -214,7 +214,7 @@ def _attend(
     token_step,  # tokens from one token of a line to the next
     width,  # of the grid, if a line is the whole image
     num_heads,
-    scale,  # of the logits, to base 2
+    SCALE: tl.constexpr,  # of the logits, to base 2; an argument would be float64 when compiled
     D: tl.constexpr,
     FULL: tl.constexpr,
     HAS_DEPTH: tl.constexpr,
@@ -257,7 +257,7 @@ def _attend(
         key_at = first + key * token_step
         given = (channel < D)[:, None] & inside[None, :]
         keys = tl.load(k + key_at[None, :] * step + channel[:, None], given, 0.0)
-        scores = tl.dot(queries, keys, input_precision=PRECISION) * scale
+        scores = tl.dot(queries, keys, input_precision=PRECISION) * SCALE
         if FULL:
             rows = tl.abs((query // width)[:, None] - (key // width)[None, :])
             distance = rows + tl.abs((query % width)[:, None] - (key % width)[None, :])
@@ -310,7 +310,7 @@ def attend(
         query if z is None else z.contiguous(),
         query if valid is None else valid.contiguous(),
         decay, prior_weights, out, tokens, lines, length, line_step, token_step, width, heads,
-        head_dim**-0.5 * _LOG2_E, D=head_dim, FULL=line == "all",
+        SCALE=head_dim**-0.5 * _LOG2_E, D=head_dim, FULL=line == "all",
         HAS_DEPTH=z is not None, HAS_MASK=valid is not None,
         PRECISION="tf32" if products_in_tf32() else "tf32x3",
         QUERIES=queries, KEYS=keys, CHANNELS=max(16, triton.next_power_of_2(head_dim)),

@@ -27,7 +27,7 @@ def use_kernels(x: Tensor, *weights: Tensor) -> bool:
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *weights)):
         return False
     if torch.compiler.is_compiling():
-        return not torch.compiler.is_exporting() and _kernels_run(x.device, x.dtype)
+        return _kernels_run(x.device, x.dtype)
     if torch._C._is_tracing() or _is_intercepted() or type(x) is not Tensor:
         return False
     if x.is_cuda and x.get_device() != torch.cuda.current_device():  # where Triton launches
@@ -48,7 +48,13 @@ def is_traced() -> bool:
 
 
 def _kernels_run(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether kernels are turned on, and run for this device and type."""
+    """Whether kernels are turned on, and run for this device and type.
+
+    A compiler calls this function instead of tracing it: traced, `is_exporting` is always true in
+    torch 2.11.
+    """
+    if torch.compiler.is_exporting():
+        return False
     if os.environ.get(_SWITCH, "triton") != "triton" or dtype not in _KERNEL_TYPES:
         return False
     interpreted = device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"

@@ -1,6 +1,6 @@
 """State of a prompt between layers, and the reducer contexts that are built from it."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -83,6 +83,8 @@ class ForwardPass:
     prompt_masks: Sequence[Tensor | None] = ()  # the host's own, by layer, if some have windows
     window_masks: dict[int | None, Tensor] = field(default_factory=dict)  # of later tokens
     has_grad: bool = False
+    # Takes the place of the language model, with its arguments; may return None: it does not.
+    replay: Callable[[Kwargs], Any] | None = None
     # The host's mask and rotary tables, and their replacements; shared by layers between cuts
     # that see equally many columns.
     adapted: dict[Any, tuple[Any, Any, Any]] = field(default_factory=dict)

@@ -180,7 +180,9 @@ def prompt_mask(mask: Tensor | None, layout: Layout, like: Tensor, *, flat: bool
         diagonal = torch.eye(layout.width, dtype=torch.bool, device=mask.device)
         mask = _fill(mask, ~valid[:, None, None, :], visible=False)
         mask = _fill(mask, diagonal & ~valid[:, None, :, None], visible=True)
-    return mask if bias is None else add_bias(mask, bias.to(mask.device)[:, None, None], like)
+    if bias is None:
+        return mask
+    return aligned(add_bias(mask, bias.to(mask.device)[:, None, None], like))
 
 
 def later_mask(
@@ -249,6 +251,12 @@ def _causal_bias(bias: Tensor, like: Tensor) -> Tensor:
     bias = F.pad(bias.to(like.device, like.dtype), (0, aligned - width))
     visible = bias[:, None, None].expand(-1, 1, width, aligned)
     return visible.masked_fill(future, torch.finfo(like.dtype).min)[..., :width]
+
+
+def aligned(mask: Values) -> Values:
+    """Return a mask whose rows start at multiples of 16 in memory."""
+    width = mask.shape[-1]
+    return F.pad(mask, (0, -width % _ALIGNED))[..., :width]
 
 
 def add_bias(mask: Values, bias: Float[Tensor, "..."], like: Tensor) -> Float[Tensor, "..."]:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from functools import partial
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 Args = tuple[Any, ...]
 Call = tuple[Args, Kwargs]
 
-_PASS = "eligo_pass"
+PASS = "eligo_pass"
+"""The keyword argument with which the language model and its layers get a `ForwardPass`."""
 _CACHE = "past_key_values"
 _lock = threading.RLock()
 _own: ContextVar[tuple["PruningSession", ...]] = ContextVar("eligo_sessions", default=())
@@ -58,6 +59,7 @@ class ModelHooks:
         self._outers: list[nn.Module] = []
         self._current = _Current()
         self._stack = ExitStack()
+        self._text, self._tower, self._has_replays = host.text, host.tower, False
         for name, value in host.state().items():
             self._stack.callback(setattr, host.core, name, value)
         self._before(host.core, self._on_core)
@@ -82,6 +84,39 @@ class ModelHooks:
             self._outers.append(host.outer)
             self._before(host.outer, self._on_outer)
         return self._hosts[factory]
+
+    def allow_replays(self) -> None:
+        """Let tower and language model be replaced by graphs, until the last context is closed."""
+        if not self._has_replays:
+            self._has_replays = True
+            self._replace(self._text, self._run_text)
+            self._replace(self._tower, self._run_tower)
+
+    def _replace(self, module: nn.Module, run: Callable[..., Any]) -> None:
+        """Give one module, not its class, another forward."""
+        before = vars(module).get("forward")
+        original = module.forward
+
+        @wraps(original)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return run(original, args, kwargs)
+
+        module.forward = forward
+        if before is None:
+            self._stack.callback(delattr, module, "forward")
+        else:
+            self._stack.callback(setattr, module, "forward", before)
+
+    def _run_text(self, original: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+        replay = getattr(kwargs.get(PASS), "replay", None)
+        output = None if replay is None else replay(kwargs)
+        return original(*args, **kwargs) if output is None else output
+
+    def _run_tower(self, original: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+        session = session_of(self.core)
+        if session is None or session.graphs is None:
+            return original(*args, **kwargs)
+        return session.graphs.tower(session, original, args, kwargs)
 
     def remove(self) -> None:
         """Restore the model."""
@@ -128,16 +163,16 @@ class ModelHooks:
         if forward is None:
             return None
         forward.has_grad = torch.is_grad_enabled()
-        return args, {**kwargs, _PASS: forward}
+        return args, {**kwargs, PASS: forward}
 
     def _on_layer(self, index: int, _module: nn.Module, args: Args, kwargs: Kwargs) -> Call | None:
-        if (forward := kwargs.pop(_PASS, None)) is None:
+        if (forward := kwargs.pop(PASS, None)) is None:
             return None
         return forward.session.enter_layer(index, forward, args, kwargs)
 
     def _after_text(self, module: nn.Module, _args: Args, *rest: Any) -> None:
         kwargs, output = rest if len(rest) == 2 else ({}, rest[0])
-        if (forward := kwargs.get(_PASS)) is not None:
+        if (forward := kwargs.get(PASS)) is not None:
             forward.session.leave_text(module, output)
 
 
@@ -179,6 +214,12 @@ def hooks_on(host: Host, factory: Any) -> Iterator[Host]:
             if not hooks.users:
                 del _hooked[core]
                 hooks.remove()
+
+
+def allow_replays(core: nn.Module) -> None:
+    """Let graphs take the place of parts of a model with hooks."""
+    with _lock:
+        _hooked[core].allow_replays()
 
 
 def refuse_nesting(core: nn.Module) -> None:

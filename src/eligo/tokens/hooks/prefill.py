@@ -52,19 +52,32 @@ class PrefillPatcher:
             )
         mask = kwargs.get("attention_mask")
         _check_mask(mask)
+        graphs = self.session.graphs
+        if graphs is not None and not graphs.is_ready(self.session):  # while the tower runs
+            graphs = None
         length = self._prompt_length(input_ids, kwargs)
         token_id = host.config.video_token_id if _has_video(kwargs) else host.image_token_id
         scan = scan_prompt(input_ids, token_id, mask, self.question_mask, length)
         _check_padding(scan, kwargs)
         capture = self._encode(kwargs)
+        replay = None if graphs is None else graphs.prompt(self.session, scan, capture, kwargs)
+        if replay is None:
+            return self.enter(scan, capture, kwargs)
+        forward, changed = replay
+        return forward, {**kwargs, **_without_images(kwargs), **changed}
+
+    def enter(
+        self, scan: PromptScan, capture: Capture, kwargs: Kwargs
+    ) -> tuple[ForwardPass, Kwargs]:
+        """Reduce a prompt that was read; return its pass and the new arguments of the core."""
+        host, mask = self.host, kwargs.get("attention_mask")
         prompt = locate_images(scan, capture)
         positions = kwargs.get("position_ids")
         if positions is None:
-            positions = host.prompt_positions(kwargs, input_ids)
+            positions = host.prompt_positions(kwargs, scan.input_ids)
         state, embeds = self._reduce(prompt, capture)
         state.offsets = host.position_offsets(positions, mask)
-        changed: Kwargs = {name: None for name in _IMAGE_INPUTS if name in kwargs}
-        changed |= {"input_ids": None, "inputs_embeds": embeds}
+        changed: Kwargs = {**_without_images(kwargs), "inputs_embeds": embeds}
         if self.plan.positions == "reindex" and state.dropped:
             is_dropped = inverse(state.kept, state.length) < 0
             positions = positions - is_dropped.long().cumsum(-1)
@@ -284,6 +297,10 @@ class PrefillPatcher:
                 f"expected {new}: a cropped cache (assisted decoding) is not supported"
             )
         return new
+
+
+def _without_images(kwargs: Kwargs) -> Kwargs:
+    return {name: None for name in ("input_ids", *_IMAGE_INPUTS) if name in kwargs}
 
 
 def _repeated(values: Any, times: int) -> Any:

@@ -5,9 +5,12 @@ the device. The batch may be larger than the tower's: `generate` repeats rows fo
 encoded the images.
 """
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -78,12 +81,31 @@ class RowIndex:
         return lengths
 
 
+_thread = threading.local()
+
+
 def upload(values: Sequence[object], device: torch.device) -> Int[Tensor, "..."]:
     """Copy numbers to a device without waiting for it.
 
     The memory is pageable, so it is staged before the call returns and may be freed after it.
     """
-    return torch.tensor(values).to(device, non_blocking=True)
+    known: dict[Any, Tensor] | None = getattr(_thread, "known", None)
+    if known is None:
+        return torch.tensor(values).to(device, non_blocking=True)
+    key = (repr(values), device)
+    if key not in known:
+        known[key] = torch.tensor(values).to(device)
+    return known[key]
+
+
+@contextmanager
+def constants(known: dict[Any, Tensor]) -> Iterator[None]:
+    """Inside, numbers are uploaded once: a CUDA graph cannot, so its warm-up does."""
+    _thread.known = known
+    try:
+        yield
+    finally:
+        _thread.known = None
 
 
 @dataclass(frozen=True, eq=False)

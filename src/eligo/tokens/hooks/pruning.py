@@ -47,13 +47,15 @@ def pruning(
     *,
     scene: Bool[Tensor, "images tokens"] | None = None,
     host: Callable[[nn.Module], Host] | None = None,
+    graphs: bool = False,
 ) -> Iterator[Trace]:
     """Inside, `model(...)` and `model.generate(...)` follow the plan; the trace shows the result.
 
     `question_mask`: True on the words of the prompt that reducers may read; default: everything
     except vision tokens and padding. Needed where answers follow the prompt. `scene`: for the
     oracle, the tokens that show an object which decides the answer, one row per image. `host`: an
-    adapter for a model family that eligo does not support.
+    adapter for a model family that eligo does not support. `graphs`: on a GPU, record vision tower,
+    prompt and decoding steps as CUDA graphs where possible (docs/tokens_speed.md).
 
     All turns of a conversation must happen inside one context. On exit the model is restored.
 
@@ -61,7 +63,9 @@ def pruning(
     ...     answer = model.generate(**inputs)
     >>> trace.lengths, trace.selector_ms  # doctest: +SKIP
     """
-    with TokenRemoval(model, plan, question_mask, scene, host) as session:
+    session = TokenRemoval(model, plan, question_mask, scene, host)
+    session.use_graphs = graphs
+    with session:
         yield session.trace
 
 

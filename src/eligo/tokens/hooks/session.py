@@ -27,9 +27,12 @@ from eligo.tokens.hooks.context import (
     columns_of,
 )
 from eligo.tokens.hooks.layout import Layout, later_mask, prompt_mask, put, window_mask
+from eligo.tokens.hooks.model_graphs import ModelGraphs, graphs_of
 from eligo.tokens.hooks.model_hooks import (
+    PASS,
     Args,
     Call,
+    allow_replays,
     hooks_on,
     refuse_nesting,
     register,
@@ -50,6 +53,10 @@ class PruningSession:
     Any number of threads may be inside one context, each in its own pass.
     """
 
+    use_graphs = False
+    graphs: ModelGraphs | None = None
+    """CUDA graphs; None: everything runs as it is."""
+
     def __init__(
         self,
         model: nn.Module,
@@ -59,6 +66,7 @@ class PruningSession:
         host_factory: Callable[[nn.Module], Host] | None,
     ) -> None:
         self.host = host_of(model, host_factory)
+        self._given_plan = plan
         self.plan = plan.resolve(len(self.host.layers), self.host.supply)
         check_plan(self.host, self.plan)
         self.cuts = dict(zip(self.plan.layers, self.plan.cuts, strict=True))
@@ -82,6 +90,9 @@ class PruningSession:
             self._stack = stack.pop_all()
         self.contexts = ContextBuilder(host, self._scene)
         self.prefill = PrefillPatcher(self, self._question_mask)
+        if self.use_graphs and (graphs := graphs_of(self, self._given_plan)) is not None:
+            self.graphs = graphs
+            allow_replays(host.core)
         self.is_open = True
         register(self)
         return self
@@ -132,6 +143,15 @@ class PruningSession:
     def has_filled(self, cache: Any) -> bool:
         """Whether a prompt was written to a cache in this session."""
         return cache in self._states or cache in self._text_caches
+
+    def remember(self, cache: Any, state: PromptState) -> None:
+        """Note the prompt that a cache holds."""
+        self._states[cache] = state
+
+    def run_text(self, forward: Any, **kwargs: Any) -> Tensor:
+        """Return the last hidden states of the language model, without hooks on itself."""
+        text = self.host.text
+        return type(text).forward(text, use_cache=True, **kwargs, **{PASS: forward})[0]
 
     def layer_mask(
         self, layer: int, forward: ForwardPass, layout: Layout, like: Tensor, kwargs: Kwargs
@@ -263,6 +283,8 @@ class PruningSession:
             return None, self.prefill.continue_text(cache, kwargs)
         if cache is not None and cache.get_seq_length() > 0:
             forward, kwargs = self.prefill.proceed(self._states.get(cache), cache, kwargs)
+            if self.graphs is not None:
+                forward.replay = self.graphs.step(self, forward, kwargs)
         elif self.prefill.is_text(kwargs):
             self.trace.show(Trace(num_columns=kwargs["input_ids"].shape[1]))
             return None, kwargs
@@ -283,7 +305,7 @@ class PruningSession:
         if forward.is_prompt:
             cache = kwargs.get("past_key_values")
             if index == 0 and cache is not None:
-                self._states[cache] = forward.state
+                self.remember(cache, forward.state)
             after = self.cuts.get(index + 1)
             if after is not None and (rows := _ROWS & after.reducer.needs):
                 self.contexts.record_attention(index, forward.state, rows)

@@ -81,6 +81,8 @@ class Host:
     """Whether stage 1 gets projected features: the projector does not work token by token."""
     budget_unit: ClassVar[str] = "image"
     """What a budget counts tokens of."""
+    can_record: ClassVar[bool] = False
+    """Whether tower and language model can be recorded as CUDA graphs."""
     newer_only: ClassVar[bool] = False
     """Whether older transformers, which encode images inside the core only, are refused."""
     image_inputs: ClassVar[tuple[str, ...]] = ("pixel_values",)

@@ -11,6 +11,7 @@ class Llava(Host):
     """LLaVA 1.5 and its variants of fixed resolution."""
 
     family = "LLaVA"
+    can_record = True
     image_inputs = ("pixel_values", "vision_feature_layer", "vision_feature_select_strategy")
 
     @property

@@ -72,6 +72,8 @@ class RoomsConfig(Config):
     """Config that all arms start from."""
     arms: dict[str, ArmConfig] = Field(default_factory=dict, min_length=1)
     """Every arm by name."""
+    changes: dict[str, Any] = Field(default_factory=dict)
+    """Changes of the base config for all arms, by dotted key."""
     only: tuple[str, ...] = ()
     """Names of the arms to train; none: all."""
     seeds: tuple[Seed, ...] = Field(default=(0, 1, 2), min_length=1)
@@ -173,7 +175,8 @@ class RoomsStudy(ArmStudy):
             changes["text.source"] = "labels"
         if arm.words == "true":
             changes["train.monitor"] = "miou/oracle"
-        settings = load_config(PixelsTrainConfig, self.config.base, changes | arm.changes)
+        changes |= self.config.changes | arm.changes
+        settings = load_config(PixelsTrainConfig, self.config.base, changes)
         return settings.replace({"train.batch_size": 2}) if self.quick else settings
 
     @property

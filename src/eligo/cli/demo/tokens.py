@@ -62,8 +62,9 @@ def run(settings: DemoSettings) -> Part:
     # A batch holds every family once, so that the times of batches can be compared.
     with ProgressBar(NAME, len(examples)) as bar:
         answers = answer_questions(
-            host, processor, examples, plans, batch_size=len(FAMILIES), on_progress=bar.update
-        )
+            host, processor, examples, plans,
+            batch_size=len(FAMILIES), timed=True, on_progress=bar.update,
+        )  # fmt: skip
     rows = [_row(name, answers, is_ours=name in learned) for name in plans]
     rows.append(
         MethodResult.of_hits(BLIND, answer_blindly(examples, settings.count(_BLIND_SCENES))[1], "0")

@@ -21,7 +21,8 @@ from torch import nn
 from eligo.errors import EligoError
 from eligo.tokens.hooks.attention import recorders
 from eligo.tokens.hooks.context import ForwardPass, Kwargs
-from eligo.tokens.hosts import Host
+from eligo.tokens.hooks.shared_tower import SHARED, SharedTower
+from eligo.tokens.hosts import Host, host_of
 
 if TYPE_CHECKING:
     from eligo.tokens.hooks.session import PruningSession
@@ -86,7 +87,7 @@ class ModelHooks:
         return self._hosts[factory]
 
     def allow_replays(self) -> None:
-        """Let tower and language model be replaced by graphs, until the last context is closed."""
+        """Let earlier results replace tower and language model, until the last context closes."""
         if not self._has_replays:
             self._has_replays = True
             self._replace(self._text, self._run_text)
@@ -114,6 +115,8 @@ class ModelHooks:
 
     def _run_tower(self, original: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         session = session_of(self.core)
+        if (shared := SHARED.get()) is not None:
+            return shared(self._tower, session, original, args, kwargs)
         if session is None or session.graphs is None:
             return original(*args, **kwargs)
         return session.graphs.tower(session, original, args, kwargs)
@@ -217,9 +220,21 @@ def hooks_on(host: Host, factory: Any) -> Iterator[Host]:
 
 
 def allow_replays(core: nn.Module) -> None:
-    """Let graphs take the place of parts of a model with hooks."""
+    """Let earlier results take the place of parts of a model with hooks."""
     with _lock:
         _hooked[core].allow_replays()
+
+
+@contextmanager
+def sharing_tower(model: nn.Module) -> Iterator[None]:
+    """Inside, the vision tower runs once for plans that see the same images in turn."""
+    with hooks_on(host_of(model), None) as host:
+        allow_replays(host.core)
+        token = SHARED.set(SharedTower())
+        try:
+            yield
+        finally:
+            SHARED.reset(token)
 
 
 def refuse_nesting(core: nn.Module) -> None:

@@ -85,7 +85,7 @@ class PruningSession:
             self.host = host = stack.enter_context(hooks_on(self.host, self._host_factory))
             if any(_ROWS & cut.reducer.needs for cut in self.plan.cuts):
                 stack.enter_context(recording(host.text.config, "the language model"))
-            if self._tower_rows():
+            if self.tower_needs():
                 stack.enter_context(recording(host.tower.config, "the vision tower"))
             self._stack = stack.pop_all()
         self.contexts = ContextBuilder(host, self._scene)
@@ -110,7 +110,7 @@ class PruningSession:
         # Break the reference cycle: it would keep tower features until garbage collection.
         del self.prefill
 
-    def _tower_rows(self) -> dict[nn.Module, list[Need]]:
+    def tower_needs(self) -> dict[nn.Module, list[Need]]:
         """Return the rows that stage 1 needs, by the attention in the tower that computes them."""
         found: dict[nn.Module, list[Need]] = {}
         needs = () if self.plan.stage1 is None else self.plan.stage1.reducer.needs
@@ -259,12 +259,12 @@ class PruningSession:
     def enter_tower(self) -> None:
         """Prepare a call of the tower, within `generate` or the core."""
         self.host.begin_tower()
-        for attention, needs in self._tower_rows().items():
+        for attention, needs in self.tower_needs().items():
             recorders()[attention] = partial(self.contexts.record_tower_attention, needs)
 
     def leave_tower(self, output: Any) -> None:
         """Finish a call of the tower; the projector may follow."""
-        for attention in self._tower_rows():
+        for attention in self.tower_needs():
             recorders().pop(attention, None)
         self.host.end_tower(output)
 

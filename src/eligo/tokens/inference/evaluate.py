@@ -21,6 +21,7 @@ from eligo.tokens.cost.flops import Schedule
 from eligo.tokens.cost.plan_cost import mean_cost, trace_schedules
 from eligo.tokens.cost.shapes import HostShape
 from eligo.tokens.data.examples import Collator, SceneExamples, TokenBatch, TokenExample
+from eligo.tokens.hooks.model_hooks import sharing_tower
 from eligo.tokens.hooks.pruning import pruning
 from eligo.tokens.inference.load import floats_of
 from eligo.tokens.inference.resolve import move_plan
@@ -68,7 +69,7 @@ class Answers:
     accuracy: dict[str, list[float]] = field(default_factory=dict)
     """VQA accuracy of each answer, from 0 to 1."""
     seconds: dict[str, list[float]] = field(default_factory=dict)
-    """Mean time per question, one number for each batch."""
+    """Mean time per question, one number for each batch, if timed."""
     cost: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Means over the questions."""
 
@@ -94,12 +95,14 @@ def answer_questions(
     instruction: str = "",
     with_images: bool = True,
     with_cost: bool = True,
+    timed: bool = False,
     on_progress: Callable[[int], None] = _ignore,
 ) -> Answers:
     """Answer every question under every plan (None: the unpruned model).
 
-    `on_progress` is called with the number of questions that are done. `with_cost` needs a host
-    that `HostShape` supports. `with_images=False` asks the unpruned model without the image.
+    Plans share the vision tower, unless they are `timed`. `on_progress` is called with the number
+    of questions that are done. `with_cost` needs a host that `HostShape` supports.
+    `with_images=False` asks the unpruned model without the image.
     """
     device = next(model.parameters()).device
     for plan in plans.values():
@@ -114,27 +117,31 @@ def answer_questions(
     # Scenes are drawn here, on their device; files are read ahead, while the model answers.
     workers = 0 if isinstance(examples, SceneExamples) else None
     collate = partial(_collate, collator)
-    for rows, batch in ordered_batches(examples, batch_size, num_workers=workers, collate=collate):
-        answers.questions += [question for question, _ in rows]
-        batch = batch.to(device)
-        context.look(batch.inputs["input_ids"].shape[1])
-        padded = batch.inputs["attention_mask"].cpu()
-        for name, plan in plans.items():
-            pruned = nullcontext()
-            if plan is not None:
-                pruned = pruning(model, plan, batch.question_mask, scene=batch.scene)
-            with torch.no_grad(), pruned as trace:
-                watch = Stopwatch(device)
-                texts = generate_answers(model, processor, batch, max_new_tokens)
-                watch.stop()
-            answers.text[name] += texts
-            answers.seconds[name].append(watch.milliseconds / 1000 / len(rows))
-            answers.accuracy[name] += [
-                vqa_accuracy(text, right) for text, (_, right) in zip(texts, rows, strict=True)
-            ]
-            if shape is not None and trace is not None:
-                schedules[name].update(trace_schedules(trace, shape.num_layers, padded))
-        on_progress(len(answers.questions))
+    with nullcontext() if timed or len(plans) < 2 else sharing_tower(model):
+        for rows, batch in ordered_batches(
+            examples, batch_size, num_workers=workers, collate=collate
+        ):
+            answers.questions += [question for question, _ in rows]
+            batch = batch.to(device)
+            context.look(batch.inputs["input_ids"].shape[1])
+            padded = batch.inputs["attention_mask"].cpu()
+            for name, plan in plans.items():
+                pruned = nullcontext()
+                if plan is not None:
+                    pruned = pruning(model, plan, batch.question_mask, scene=batch.scene)
+                with torch.no_grad(), pruned as trace:
+                    watch = Stopwatch(device)
+                    texts = generate_answers(model, processor, batch, max_new_tokens)
+                    watch.stop()
+                answers.text[name] += texts
+                if timed:
+                    answers.seconds[name].append(watch.milliseconds / 1000 / len(rows))
+                answers.accuracy[name] += [
+                    vqa_accuracy(text, right) for text, (_, right) in zip(texts, rows, strict=True)
+                ]
+                if shape is not None and trace is not None:
+                    schedules[name].update(trace_schedules(trace, shape.num_layers, padded))
+            on_progress(len(answers.questions))
     if shape is not None:
         answers.cost = {
             name: mean_cost(shape, plan, schedules[name])

@@ -504,6 +504,16 @@ def test_vispruner_in_many_rounds(budget: int):
     assert found.tolist() == [picked]
 
 
+@pytest.mark.parametrize("repeated", [False, True])
+def test_mmtok_with_more_tokens_than_it_compares_at_once(repeated: bool):
+    context = make_context(7, 1, 60, share=1.0)
+    if repeated:  # equal gains
+        context.features[:, 20:40] = context.features[:, :20]
+    picked, _ = slow_mmtok(row_of(context, 0), 25, **MMTOK, vision_weight=0.5)
+    found = build("mmtok", **MMTOK).select(context, torch.tensor([25])).indices
+    assert found.tolist() == [picked]
+
+
 @pytest.mark.parametrize(("uniform_ratio", "neighbours"), [(0.0, 3), (0.5, 1), (0.25, 32)])
 @pytest.mark.parametrize("sizes", [False, True])
 def test_prumerge_equals_its_loops(uniform_ratio: float, neighbours: int, sizes: bool):

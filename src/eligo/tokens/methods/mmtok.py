@@ -9,6 +9,7 @@ second model adds words to it; inside the language model, states take the place 
 
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from pydantic import Field
@@ -17,6 +18,8 @@ from torch import Tensor
 from eligo.selection import Selection
 from eligo.tokens.methods.base import Method, Space, question_similarities, similarities
 from eligo.tokens.reducer import Budget, Need, ReducerContext, TokenMask, Where
+
+_BLOCK = 16  # gains that are computed together, where the best one is not known
 
 
 class MMTok(Method):
@@ -44,8 +47,8 @@ class MMTok(Method):
         among = similarities(context)
         vision = _rows(among, context.mask, context.mask, self.vision_temperature)
         weights = torch.cat([text, vision * self.vision_weight], -2)
-        gains = _gains(weights, _uncovered(weights))
-        return Selection(_cover(weights, budget, context.mask, width), gains, context.mask)
+        gains = _gains(weights, weights.new_zeros((*weights.shape[:-1], 1)))
+        return Selection(_cover(weights, gains, budget, context.mask, width), gains, context.mask)
 
     def flops(
         self, num_tokens: int, num_words: int, width: int, question_width: int, _: int
@@ -68,35 +71,58 @@ def _rows(
     return (shares / rows.sum(-1).clamp_min(1)[:, None, None]).float()
 
 
-def _uncovered(weights: Float[Tensor, "images rows tokens"]) -> Float[Tensor, "images rows 1"]:
-    return weights.new_zeros((*weights.shape[:-1], 1))
-
-
 def _gains(
     weights: Float[Tensor, "images rows tokens"], covered: Float[Tensor, "images rows 1"]
 ) -> Float[Tensor, "images tokens"]:
     """Return by how much each token would raise the coverage."""
-
-    def gain(weights: Tensor, covered: Tensor) -> Tensor:
-        return (weights - covered).clamp_min_(0.0).sum(-2, dtype=torch.float64).float()
-
-    if weights.is_cuda or not len(weights):
-        return gain(weights, covered)
-    # One image fits in a CPU's cache: nine times as fast as a batch of 25.
-    return torch.stack([gain(*image) for image in zip(weights, covered, strict=True)])
+    return (weights - covered).clamp_min_(0.0).sum(-2, dtype=torch.float64).float()
 
 
 def _cover(
-    weights: Float[Tensor, "images rows tokens"], budget: Budget, mask: TokenMask, width: int
+    weights: Float[Tensor, "images rows tokens"],
+    gains: Float[Tensor, "images tokens"],
+    budget: Budget,
+    mask: TokenMask,
+    width: int,
 ) -> Int[Tensor, "images kept"]:
-    """Pick the token with the largest gain, `budget` times; -1 pads the end."""
-    free, covered = mask, _uncovered(weights)
+    """Pick the token with the largest gain, `budget` times; -1 pads the end.
+
+    `gains` are those of the first pick.
+    """
+    if not weights.is_cuda:
+        rows = zip(weights, gains.masked_fill(~mask, -torch.inf), budget.tolist(), strict=True)
+        picks = [_cover_lazily(each, bounds, count, width) for each, bounds, count in rows]
+        return torch.stack(picks) if picks else mask.new_empty((0, width), dtype=torch.int64)
+    free, covered = mask, weights.new_zeros((*weights.shape[:-1], 1))
     picks = mask.new_full((len(mask), width), -1, dtype=torch.int64)
     for step in range(width):
-        gains = _gains(weights, covered)
+        if step:
+            gains = _gains(weights, covered)
         pick = torch.where(free, gains, -torch.inf).argmax(-1, keepdim=True)
         free = free.scatter(-1, pick, False)
         picks[:, step] = pick.squeeze(-1)
         covered = torch.maximum(covered, weights.gather(-1, pick.unsqueeze(-2).expand_as(covered)))
     columns = torch.arange(width, device=mask.device)
     return torch.where(columns < budget.unsqueeze(-1), picks, -1)
+
+
+def _cover_lazily(
+    weights: Float[Tensor, "rows tokens"], bounds: Float[Tensor, " tokens"], count: int, width: int
+) -> Int[Tensor, " kept"]:
+    """Return the same picks for one image on a CPU.
+
+    Gains only fall (Minoux 1978), so old ones are upper bounds: few are computed anew for a pick.
+    """
+    columns, bound = weights.T.contiguous().numpy(), bounds.numpy()
+    covered, is_new = np.zeros(len(weights), np.float32), np.ones(len(bound), bool)
+    picks, block = np.full(width, -1), min(_BLOCK, len(bound))
+    for step in range(count):
+        while not is_new[best := bound.argmax()]:
+            stale = np.argpartition(bound, -block)[-block:]
+            stale[0] = best  # of equals, it may have been left out
+            gains = np.maximum(columns[stale] - covered, 0).sum(-1, dtype=np.float64)
+            bound[stale] = np.where(bound[stale] == -np.inf, -np.inf, gains)
+            is_new[stale] = True
+        picks[step], bound[best], is_new[:] = best, -np.inf, False
+        np.maximum(covered, columns[best], out=covered)
+    return torch.from_numpy(picks)

@@ -1,11 +1,13 @@
 """Config of the tokens study: trainings, baselines and questions."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from eligo.config import Config, load_config
 from eligo.config.bounds import Seed
+from eligo.errors import InputError
 from eligo.tokens.config import TokensTrainConfig
 from eligo.tokens.methods import METHODS, VIDEO_METHODS
 
@@ -79,6 +81,15 @@ class StudyConfig(Config):
         if self.tiny:
             config = config.smoke().replace({"host.random.layers": _TINY_LAYERS})
         return config.replace({"train.name": f"{name}_{seed}", "train.seed": seed})
+
+    def without(self, names: Sequence[str]) -> "StudyConfig":
+        """Return the same study without some of its trainings."""
+        if unknown := [name for name in names if name not in self.trainings]:
+            raise InputError(
+                f"skip: got {unknown[0]!r}, expected some of {', '.join(self.trainings)}"
+            )
+        kept = {name: one for name, one in self.trainings.items() if name not in names}
+        return StudyConfig.model_validate(self.model_dump() | {"trainings": kept})
 
     def quick(self) -> "StudyConfig":
         """Return a quick test on a CPU; its numbers are meaningless."""

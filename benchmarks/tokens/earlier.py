@@ -87,7 +87,8 @@ class Earlier:
             for run in before.right
             if run not in (WHOLE, BLIND) and run.partition("#")[0].partition(",")[0] in kept
         ]
-        about = {name: self.document[name] for name in ("date", "hardware", "versions")}
+        keys = ("date", "hardware", "versions", "earlier")  # `earlier`: what it took from another
+        about = {key: self.document[key] for key in keys if key in self.document}
         about |= {"variants": names, "different": different}
         return {
             **answers,

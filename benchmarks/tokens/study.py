@@ -72,6 +72,7 @@ def run(
     *,
     out: Path = Path("runs/tokens_study"),
     only: tuple[str, ...] = (),
+    skip: tuple[str, ...] = (),
     earlier: Path | None = None,
     quick: bool = False,
     json: bool = False,
@@ -84,11 +85,13 @@ def run(
     Args:
         out: The folder to write to.
         only: Train these (NAME_SEED) and stop, so that several processes can share the work.
+        skip: Leave these trainings (NAME) out.
         earlier: A study.json, from which trainings and baselines with the same settings are taken.
         quick: A quick test on a CPU, in a folder `quick` inside; its numbers are meaningless.
         json: Print one JSON document.
     """
     config, out = config.quick() if quick else config, study_folder(out, quick)
+    config = config.without(skip)
     device = PartialState().device  # where the training loop runs
     assert device is not None
     study = Study(config, out, device, earlier and Earlier.read(earlier, config))

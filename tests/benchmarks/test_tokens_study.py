@@ -189,12 +189,15 @@ def test_earlier_results_are_used_where_settings_are_the_same(finished, tmp_path
     changed = document["config"]["trainings"] | {"merger_alone_11": settings | {"seeds": [7]}}
     tuning = [entry for entry in document["tuning"] if entry["baseline"] != "tome"]
     config = document["config"] | {"trainings": changed}
-    earlier.write_text(json.dumps(document | {"config": config, "tuning": tuning}))
+    older = {"date": "2026-01-01", "variants": ["pool@33"]}  # what that file took from another
+    changes = {"config": config, "tuning": tuning, "earlier": older}
+    earlier.write_text(json.dumps(document | changes))
     args = ["--quick", "--out", str(tmp_path), "--earlier", str(earlier)]
     assert run_script(run, args) == 0
     again = json.loads((tmp_path / "quick" / "study.json").read_text())
     new = {"none", "blind", "tome@33", "tome@11", "merger_alone_11#0"}
     assert set(again["earlier"]["variants"]) == set(measured) - new
+    assert again["earlier"]["earlier"] == older
     assert again["answers"]["right"] == measured
     assert {path.parent.name for path in tmp_path.rglob("trained.json")} == {"merger_alone_11_0"}
     assert len(again["tuning"]) == len(document["tuning"])
@@ -210,6 +213,17 @@ def test_earlier_results_are_used_where_settings_are_the_same(finished, tmp_path
         capsys.readouterr()
         assert run_script(run, args) == 2
         assert expected in capsys.readouterr().err
+
+
+def test_trainings_can_be_left_out(finished):
+    config = StudyConfig.model_validate(json.loads((finished / "study.json").read_text())["config"])
+    names = set(config.trainings)
+    assert set(config.without(["two_stage", "mmr_11"]).trainings) == names - {"two_stage", "mmr_11"}
+    assert set(config.trainings) == names
+    with pytest.raises(InputError, match=r"skip: got 'two', expected some of two_stage, "):
+        config.without(["two"])
+    args = ["--quick", "--out", str(finished.parent), "--only", "two_stage_0"]
+    assert run_script(run, [*args, "--skip", "two_stage"]) == 2  # it is not part of the study
 
 
 def test_untrained_plan_and_ablations(finished):

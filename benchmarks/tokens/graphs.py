@@ -121,7 +121,7 @@ def run(
             rows = time_batch(model, variants, size, rounds, answers)
             limits = limits_of(model, plan, size, tflops, terabytes)
             for row in rows:
-                row["limit_ms"] = limits["pruned" in row["variant"]]
+                row["limit_ms"] = limits[row["variant"].startswith("pruned")]
                 row["share_of_limit"] = row["limit_ms"] / row["forward_ms"]
                 document["rows"].append({"shape": shape, "batch": size, **row})
                 print_text(_line(document["rows"][-1]))

@@ -28,6 +28,16 @@ def test_the_command_writes_every_row(tmp_path: Path) -> None:
     assert [row["bound"] for row in document["targets"]] == [1.5, 1.6, 2.0, 1.0, 0.04]
 
 
+def test_limits_are_those_of_the_work(tmp_path: Path) -> None:
+    """If reading takes no time, only fewer tokens lower the limit; graphs do not."""
+    out = tmp_path / "graphs.json"
+    flags = ["--quick", "--device", "cpu", "--terabytes", "1e9", "--out", str(out)]
+    assert not run_script(run, flags)
+    rows = json.loads(out.read_text())["rows"]
+    stock, full, pruned, both = (row["limit_ms"] for row in rows[:4])
+    assert stock == full > pruned == both
+
+
 def test_no_row_begins_after_the_time(tmp_path: Path) -> None:
     out = tmp_path / "graphs.json"
     flags = ["--quick", "--device", "cpu", "--seconds", "0", "--out", str(out)]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_map_only
 
 SYNCS = {
     "_local_scalar_dense", "nonzero", "item", "equal", "is_nonzero", "masked_select", "unique",
@@ -73,6 +73,8 @@ class _Log(TorchDispatchMode):
             raise RuntimeError(f"recording: {name} waits for the device")
         if any(x.ndim for x in host):
             raise RuntimeError(f"recording: {name} needs numbers from the host")
+        # Aliases: a parameter that is given other memory later was recorded with this one.
+        args, kwargs = tree_map_only(Tensor, Tensor.detach, (args, kwargs))
         self.calls.append((func, args, kwargs, output))
         return output
 
@@ -106,9 +108,11 @@ class FrozenRecorder:
     def turn(self) -> Iterator[None]:
         """Count who is inside."""
         self.turns += 1
-        with torch.no_grad():
-            yield
-        self.turns -= 1
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self.turns -= 1
 
     def bytes(self) -> int:
         """Return something."""

@@ -120,6 +120,15 @@ def test_threads_share_a_function_on_a_gpu():
 
 
 @pytest.mark.gpu
+def test_a_failed_recording_leaves_the_stream_as_it_was():
+    function = GraphedFunction(lambda x: (x * x.sum().item(),))  # waits for the device
+    before = torch.cuda.current_stream()
+    for _ in range(3):
+        assert function(torch.ones(2, device="cuda"))[0].tolist() == [2, 2]
+        assert torch.cuda.current_stream() == before
+
+
+@pytest.mark.gpu
 def test_graphs_on_a_gpu():
     """Results are those of eager mode, of every shape, without a synchronisation."""
     torch.manual_seed(0)

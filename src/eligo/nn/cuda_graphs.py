@@ -58,7 +58,8 @@ class CudaRecorder:
         graph = torch.cuda.CUDAGraph()
         stream, caller = self._stream, torch.cuda.current_stream(self.device)
         stream.wait_stream(caller)
-        with torch.cuda.device(self.device), torch.no_grad():
+        # A recording that fails leaves its stream current; `stream(caller)` restores the right one.
+        with torch.cuda.device(self.device), torch.cuda.stream(caller), torch.no_grad():
             with torch.cuda.stream(stream):
                 for _ in range(_WARM_UP):
                     run()
@@ -77,8 +78,10 @@ class CudaRecorder:
             stream = torch.cuda.current_stream(self.device)
             if self._done is not None:  # the last graph may have run on another stream
                 stream.wait_event(self._done)
-            yield
-            self._done = stream.record_event()
+            try:
+                yield
+            finally:
+                self._done = stream.record_event()
 
     def bytes(self) -> int:
         """Return the bytes that graphs hold on the GPU, without their inputs."""

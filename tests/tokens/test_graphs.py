@@ -27,7 +27,9 @@ from eligo.ops import topk
 from eligo.tokens.hooks import context as hooks_context
 from eligo.tokens.hooks import model_graphs, step_graphs
 from eligo.tokens.hooks.model_graphs import ModelGraphs, drop_graphs, graph_stats
+from eligo.tokens.hooks.packed import PackedTensors
 from eligo.tokens.hooks.pruning import pruning
+from eligo.tokens.hosts.llava import Llava
 from eligo.tokens.model.layer_pruners import LayerPruners, PrunersShape
 from eligo.tokens.model.token_merger import MergerShape, TokenMerger
 from eligo.tokens.plan import Cut, Plan, Stage1
@@ -199,23 +201,43 @@ def test_uneven_rows_decode_from_graphs(host: TinyHost, device: str) -> None:
     assert counts(graphs_of(host, plan))[1:] == (0, 1, 0)
 
 
+class ByRow(nn.Module):
+    """Keeps what [CLS] attends to."""
+
+    name, capturable = "row", True
+    where: Any = frozenset({"before"})
+    needs: Any = frozenset({"cls_row", "object_row"})
+
+    def select(self, context: Any, budget: Tensor) -> selection.Selection:
+        scores = context.cls_row + context.object_row
+        return selection.Selection.top_k(scores, int(budget[0]), context.mask)
+
+
+ByRow.__module__ = "eligo.tests"
+
+
 def test_attention_rows_of_the_tower_are_replayed(host: TinyHost, device: str) -> None:
-    class ByRow(nn.Module):
-        """Keeps what [CLS] attends to."""
-
-        name, capturable = "row", True
-        where: Any = frozenset({"before"})
-        needs: Any = frozenset({"cls_row", "object_row"})
-
-        def select(self, context: Any, budget: Tensor) -> selection.Selection:
-            scores = context.cls_row + context.object_row
-            return selection.Selection.top_k(scores, int(budget[0]), context.mask)
-
-    ByRow.__module__ = "eligo.tests"
     plan = Plan(Stage1(ByRow(), 5))
     for one in prompts(host, 4):
         assert_same(answer(host, plan, one), plain(host, plan, one))
     assert counts(graphs_of(host, plan)) == (1, 1, 1, 3)
+
+
+def test_attention_rows_of_a_failed_recording_are_dropped(
+    host: TinyHost, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Fails(PackedTensors):
+        def add(self, tensor: Tensor, is_columns: bool = False) -> Tensor:
+            return super().add(tensor.fill_(torch.nan))  # as if nothing had been computed
+
+        def pack(self) -> None:
+            raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(model_graphs, "PackedTensors", Fails)
+    plan = Plan(Stage1(ByRow(), 5))
+    for one in prompts(host, 4):
+        assert_same(answer(host, plan, one), plain(host, plan, one))
+    assert counts(graphs_of(host, plan))[0] == 0
 
 
 def test_buckets_answer_most_questions(host: TinyHost, device: str) -> None:
@@ -261,6 +283,18 @@ def test_conversations_are_interleaved(host: TinyHost, device: str) -> None:
     for one, other in zip(talk(graphs=True), expected, strict=True):
         assert (one - other).abs().max() < 5e-4
     assert counts(graphs_of(host, plan))[1:3] == (1, 1)
+
+
+def test_numbers_of_one_conversation_stay_there(host: TinyHost, device: str) -> None:
+    """Also NaN, in columns that the next one hides: zero times NaN is NaN."""
+    plan, broken = make_plan("both", device), batch(host, [[3, IMAGE, 12]], 9)
+    for _ in range(3):
+        answer(host, plan, broken)
+    broken["pixel_values"] = broken["pixel_values"] * torch.nan
+    assert answer(host, plan, broken).logits.isnan().all()
+    for one in prompts(host, 4):
+        assert_same(answer(host, plan, one), plain(host, plan, one))
+    assert counts(graphs_of(host, plan))[:3] == (1, 1, 1)
 
 
 def test_a_long_answer_outgrows_its_graph(
@@ -334,16 +368,19 @@ def test_outputs_that_graphs_do_not_compute(host: TinyHost, device: str) -> None
         answer(host, plan, given)
     with pruning(host.model, plan, graphs=True), torch.no_grad():
         output = host.model(**given, past_key_values=DynamicCache(), output_hidden_states=True)
-    assert len(output.hidden_states) == len(layers_of(host)) + 1
+        host.model.model.language_model.config.output_hidden_states = True
+        same = host.model(**given, past_key_values=DynamicCache())
+    assert len(output.hidden_states) == len(same.hidden_states) == len(layers_of(host)) + 1
 
 
-@pytest.mark.parametrize("part", ["text", "tower", "reducer", "structure"])
+@pytest.mark.parametrize("part", ["text", "tower", "projector", "reducer", "structure"])
 def test_new_weights_are_recorded_anew(host: TinyHost, device: str, part: str) -> None:
     plan, given = make_plan("both", device), prompts(host, 1)[0]
     before = [answer(host, plan, given) for _ in range(3)][-1]
     module: Any = {
         "text": layers_of(host)[1].mlp,
         "tower": host.model.model.vision_tower,
+        "projector": host.model.model.multi_modal_projector,
         "reducer": plan.cuts[0].reducer,
         "structure": layers_of(host)[1].mlp,
     }[part]
@@ -358,6 +395,85 @@ def test_new_weights_are_recorded_anew(host: TinyHost, device: str, part: str) -
     assert (found.logits - before.logits).abs().max() > 1e-3 or part == "reducer"
     for _ in range(2):
         assert_same(answer(host, plan, given), expected)
+
+
+def test_a_step_notices_a_moved_model(host: TinyHost, device: str) -> None:
+    """Its graph would read memory that was given back."""
+    plan, given = make_plan("both", device), prompts(host, 1)[0]
+    token, found = given["input_ids"][:, :1], []
+    for graphs in (False, True, True):
+        with pruning(host.model, plan, graphs=graphs), torch.no_grad():
+            cache = DynamicCache()
+            host.model(**given, past_key_values=cache)
+            for _ in range(3):
+                host.model(input_ids=token, past_key_values=cache)
+            before = {name: x.data for name, x in host.model.named_parameters()}
+            for parameter in host.model.parameters():  # as `model.to` does
+                parameter.data = parameter.data * 1.1
+            found.append(host.model(input_ids=token, past_key_values=cache).logits)
+            for name, parameter in host.model.named_parameters():
+                parameter.data = before[name]
+    assert torch.allclose(found[1], found[0], atol=5e-4)
+    assert torch.allclose(found[2], found[0], atol=5e-4)
+
+
+@pytest.mark.parametrize("part", ["layer", "projector", "text", "tower"])
+def test_forwards_of_others_are_called(host: TinyHost, device: str, part: str) -> None:
+    plan, given = make_plan("both", device), prompts(host, 1)[0]
+    before = [answer(host, plan, given) for _ in range(3)][-1]
+    module: Any = {
+        "layer": layers_of(host)[1].mlp,
+        "projector": host.model.model.multi_modal_projector,
+        "text": host.text,
+        "tower": host.model.model.vision_tower,
+    }[part]
+    seen: list[int] = []
+    original = module.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        seen.append(1)
+        return original(*args, **kwargs)
+
+    module.forward = forward
+    expected, count = plain(host, plan, given), len(seen)
+    for _ in range(3):
+        assert_same(answer(host, plan, given), expected)
+    assert len(seen) == 4 * count
+    del module.forward
+    for _ in range(3):
+        assert_same(answer(host, plan, given), before)
+    assert len(seen) == 4 * count
+
+
+def test_graphs_belong_to_a_device(host: TinyHost, device: str) -> None:
+    """A recorder records nothing of another device, and so its graphs would do nothing."""
+    plan, given = make_plan("both", device), prompts(host, 2)
+    for _ in range(3):
+        answer(host, plan, given[0])
+    old = graphs_of(host, plan)
+    old.device = torch.device("cuda", 7)  # as if the model had been there
+    assert_same(answer(host, plan, given[1]), plain(host, plan, given[1]))
+    assert graphs_of(host, plan) is not old
+    assert graphs_of(host, plan).device == host.model.device
+    host.model.model.vision_tower.register_buffer("spare", torch.empty(1, device="meta"))
+    for _ in range(3):  # parts of the model are elsewhere
+        assert_same(answer(host, plan, given[0]), plain(host, plan, given[0]))
+    assert counts(graphs_of(host, plan)) == (0, 0, 0, 0)
+
+
+def test_adapters_have_graphs_of_their_own(host: TinyHost, device: str) -> None:
+    class Louder(Llava):
+        def embed(self, input_ids: Any) -> Any:
+            return 2 * super().embed(input_ids)
+
+    plan, given = make_plan("both", device), prompts(host, 1)[0]
+    for _ in range(3):
+        answer(host, plan, given)
+    found = []
+    for graphs in (False, True):
+        with pruning(host.model, plan, host=Louder, graphs=graphs) as trace:
+            found.append(_generate(host, given, trace))
+    assert_same(found[1], found[0])
 
 
 def test_weights_changed_in_place_are_read(host: TinyHost, device: str) -> None:
@@ -459,6 +575,21 @@ def test_threads_share_graphs(host: TinyHost, device: str) -> None:
         thread.join()
     for number, other in enumerate(expected):
         assert_same(found[number], other)
+
+
+def test_the_first_thread_is_the_first_that_runs(host: TinyHost, device: str) -> None:
+    """Not the one that opened the context."""
+    plan, given = make_plan("both", device), prompts(host, 1)[0]
+
+    def work() -> None:
+        for _ in range(3):
+            host.model.generate(**given, max_new_tokens=NEW, do_sample=False)
+
+    with pruning(host.model, plan, graphs=True):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert counts(graphs_of(host, plan)) == (1, 1, 1, 2)
 
 
 def test_a_second_thread_ends_recording(host: TinyHost, device: str) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 MAX_GRAPHS, MAX_BYTES = 8, 4 * 2**30
 """Limits of towers, prompts and steps each, per model and plan."""
+_OUTPUTS = ("output_hidden_states", "output_attentions")  # which a config may ask for, too
 
 
 def make_recorder(device: torch.device) -> Recorder | None:
@@ -53,13 +54,16 @@ def graphs_of(session: "PruningSession", plan: Plan) -> "ModelGraphs | None":
     )
     if not suits:
         return None
+    device = next(host.text.parameters()).device
     with _lock:
         plans = _GRAPHS.setdefault(host.core, {})
+        if id(plan) in plans and plans[id(plan)].device != device:  # the model was moved
+            del plans[id(plan)]
         if id(plan) not in plans:
-            recorder = make_recorder(next(host.text.parameters()).device)
+            recorder = make_recorder(device)
             if recorder is None:
                 return None
-            plans[id(plan)] = ModelGraphs(recorder)
+            plans[id(plan)] = ModelGraphs(recorder, device)
             finalize(plan, _drop, ref(host.core), id(plan))
         return plans[id(plan)]
 
@@ -90,13 +94,14 @@ def _drop(core: ReferenceType[nn.Module], plan_id: int) -> None:
 class ModelGraphs:
     """The graphs of one model under one plan."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
+    def __init__(self, recorder: Recorder, device: torch.device) -> None:
+        self.recorder, self.device = recorder, device
         self._lock = threading.RLock()
-        self._thread = threading.get_ident()  # the first one
+        self._thread: int | None = None  # the first one
         self._is_shared = False
         self._parts: ModelParts | None = None
         self._weights: list[Any] = []
+        self._is_here = False  # all weights are on the device
         self._swapped: WeakSet[Any] = WeakSet()  # caches that others rewrite between steps (beams)
         self.towers: GraphTable[TowerGraph] = GraphTable(MAX_GRAPHS)
         self.prompts: GraphTable[PromptGraph] = GraphTable(MAX_GRAPHS)
@@ -140,6 +145,7 @@ class ModelGraphs:
             )  # fmt: skip
             if graph is not None:
                 return graph(session, pixels)
+        session.enter_tower()  # drops the attention rows of a recording that failed
         return run(*args, **kwargs)
 
     def prompt(
@@ -171,8 +177,9 @@ class ModelGraphs:
         """Return what takes the place of the language model for one token; None: nothing does."""
         cache, state = kwargs["past_key_values"], forward.state
         given = kwargs["inputs_embeds" if kwargs.get("input_ids") is None else "input_ids"]
-        if any(graph.has_lost(cache) for graph in self.steps.graphs()):
-            self._swapped.add(cache)
+        with self._lock:
+            if any(graph.has_lost(cache) for graph in self.steps.graphs()):
+                self._swapped.add(cache)
         suits = (
             given.shape[1] == 1
             and forward.times == 1
@@ -209,7 +216,10 @@ class ModelGraphs:
                     graph.release()
 
     def is_ready(self, session: "PruningSession", *, is_step: bool = False) -> bool:
-        """Whether a call may use graphs now; a prompt drops them if weights were replaced."""
+        """Whether a call may use graphs now; they are dropped if weights were replaced.
+
+        A step looks at the first weight only, which takes no time: `model.to` replaces all.
+        """
         host = session.host
         if (
             torch.is_grad_enabled()
@@ -218,6 +228,7 @@ class ModelGraphs:
             or _has_any_global_hook()
             or torch._C._len_torch_dispatch_stack() > 0
             or any(torch.is_autocast_enabled(kind) for kind in ("cuda", "cpu"))
+            or any(getattr(host.text.config, name, False) for name in _OUTPUTS)
             or torch.compiler.is_compiling()
         ):
             return False
@@ -225,23 +236,28 @@ class ModelGraphs:
             parts = self._parts
             if parts is None or not (is_step or parts.is_complete()):
                 reducers = [stage.reducer for stage in session.plan.stages]
-                modules = [part for part in reducers if isinstance(part, nn.Module)]
-                self._parts = parts = ModelParts([host.text, host.tower, *modules])
+                others = [x for x in (host.projector, *reducers) if isinstance(x, nn.Module)]
+                self._parts = parts = ModelParts([host.text, host.tower, *others])
                 self._weights = []
             if not parts.is_known or parts.have_hooks_of_others():
                 return False
-            if not is_step and (weights := parts.weights()) != self._weights:
+            if is_step and parts.weights(1) == self._weights[:1]:
+                return self._is_here
+            if (weights := parts.weights()) != self._weights:
                 self.forget()
                 self._weights = weights
-        return True
+                self._is_here = parts.devices() == {self.device}
+            return self._is_here
 
     def _find(
         self, table: GraphTable[Any], session: "PruningSession", key: Any, record: Callable[[], Any]
     ) -> Any:
-        self._is_shared |= self._thread != threading.get_ident()
+        thread = threading.get_ident()
+        self._thread = self._thread or thread
+        self._is_shared |= self._thread != thread
         backends: Any = torch.backends
         precision = (backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision)
-        key = (key, session.host.attention, *precision)
+        key = (key, type(session.host), session.host.attention, *precision)
 
         def record_bounded() -> Any:
             graph = record()

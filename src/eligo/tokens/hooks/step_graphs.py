@@ -164,6 +164,7 @@ class StepGraph:
         for layer, ours in zip(cache.layers, self.pairs, strict=True):
             for x, given in zip(ours, (layer.keys, layer.values), strict=True):
                 x[:, :, : given.shape[2]].copy_(given, non_blocking=True)
+                x[:, :, given.shape[2] :].zero_()  # hidden, but a NaN of others would spread
 
     def _show(self, shape: StepShape, cache: Any, later: int) -> None:
         """Let the cache show its keys and values."""

@@ -274,8 +274,6 @@ def test_conversations_are_interleaved(host: TinyHost, device: str) -> None:
                     for last, cache in zip(steps, caches, strict=True)
                 ]
                 logits.append(steps)
-            if options:  # a turn of several tokens does not end replays
-                assert not graphs_of(host, plan)._swapped
         return [torch.cat(one, 1) for one in zip(*logits, strict=True)]
 
     expected = talk()
@@ -283,6 +281,22 @@ def test_conversations_are_interleaved(host: TinyHost, device: str) -> None:
     for one, other in zip(talk(graphs=True), expected, strict=True):
         assert (one - other).abs().max() < 5e-4
     assert counts(graphs_of(host, plan))[1:3] == (1, 1)
+
+
+def test_a_turn_of_several_tokens_does_not_end_replays(host: TinyHost, device: str) -> None:
+    plan, given = make_plan("both", device), prompts(host, 1)[0]
+    found = []
+    for graphs in (False, True):
+        with pruning(host.model, plan, graphs=graphs), torch.no_grad():
+            cache, token = DynamicCache(), given["input_ids"][:, :1]
+            host.model(**given, past_key_values=cache)
+            steps = [
+                host.model(input_ids=token.repeat(1, length), past_key_values=cache).logits
+                for length in (1, 1, 1, 2, 1, 1)
+            ]
+        found.append(torch.cat(steps, 1))
+    assert (found[1] - found[0]).abs().max() < 5e-4
+    assert cache not in graphs_of(host, plan)._swapped
 
 
 def test_numbers_of_one_conversation_stay_there(host: TinyHost, device: str) -> None:
@@ -304,9 +318,15 @@ def test_a_long_answer_outgrows_its_graph(
     plan, given = make_plan("both", device), prompts(host, 2)
     options = {"max_new_tokens": 12, "min_new_tokens": 12}
 
+    caches = []  # they stay, so that it shows whether replays ended
+
     def run(one: dict[str, Any], **graphs: Any) -> Tensor:
         with pruning(host.model, plan, **graphs):
-            return host.model.generate(**one, do_sample=False, **options)
+            output = host.model.generate(
+                **one, do_sample=False, return_dict_in_generate=True, **options
+            )
+            caches.append(output.past_key_values)
+            return output.sequences
 
     expected = [run(one) for one in given]
     for _ in range(2):
@@ -314,6 +334,7 @@ def test_a_long_answer_outgrows_its_graph(
             torch.equal(run(a, graphs=True), b) for a, b in zip(given, expected, strict=True)
         )
     assert len(graphs_of(host, plan).steps.graphs()) == 2
+    assert not graphs_of(host, plan)._swapped
 
 
 @pytest.mark.parametrize("options", [{"num_beams": 2}, {"use_cache": False}])

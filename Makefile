@@ -47,6 +47,7 @@ $(VENV)/.dev: pyproject.toml $(VENV)/.user
 
 demo: $(VENV)/.user
 	$(BIN)/eligo demo
+	echo "To call eligo yourself: source $(BIN)/activate"
 
 test: $(VENV)/.dev
 	$(PYTEST)

@@ -262,3 +262,11 @@ def test_valid_lines_are_read(tmp_path):
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(InputError, match="holds no questions"):
         read_vqa_lines(tmp_path / "empty.jsonl")
+
+
+def test_lines_of_other_splits_are_told(tmp_path):
+    rows = [{**GOOD, "id": str(n), "split": ("val", "val", "train")[n]} for n in range(3)]
+    path = tmp_path / "own.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(InputError, match="no questions of split 'test', only 2 of 'val', 1 of"):
+        read_vqa_lines(path, need_images=False, split="test")

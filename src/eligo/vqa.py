@@ -233,9 +233,10 @@ def read_vqa_lines(
     lines without one are kept.
     """
     folder = Path(path).parent if images is None else Path(images)
-    examples = []
+    examples, others = [], Counter[str]()
     for number, row in read_json_lines(path, _Line, unique="id"):
         if split is not None and row.split not in (None, split):
+            others[row.split] += 1
             continue
         where = f"{path}:{number}"
         if row.answer is not None and row.answers is not None:
@@ -258,7 +259,8 @@ def read_vqa_lines(
         )
     if not examples:
         of = "" if split is None else f" of split {split!r}"
-        raise InputError(f"{path}: holds no questions{of}")
+        got = ", ".join(f"{count} of {name!r}" for name, count in others.items())
+        raise InputError(f"{path}: holds no questions{of}{got and f', only {got}'}")
     return examples
 
 

@@ -1,6 +1,7 @@
 """The entry point: finding commands, exit codes, signals and light imports."""
 
 import json
+import os
 import signal
 from itertools import groupby
 
@@ -161,3 +162,13 @@ def test_closed_streams_and_narrow_terminal(python):
     )
     done = python("-c", code)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("own", [None, "ACTIVE"])
+def test_waiting_threads_leave_their_core_to_others(own, monkeypatch, capsys):
+    """Busy waiting makes torch several times as slow on a busy machine; a user's choice stays."""
+    monkeypatch.setenv("OMP_WAIT_POLICY", own or "")
+    if own is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    assert main(["--version"]) == 0
+    assert os.environ["OMP_WAIT_POLICY"] == (own or "PASSIVE")

@@ -256,6 +256,17 @@ def test_page_of_results(world, tmp_path, capsys):
     assert page.read_text("utf-8") == before
 
 
+def test_the_shipped_model_says_that_photos_are_not_for_it(world, tmp_path, capsys):
+    index, page = str(tmp_path / "index"), tmp_path / "page.html"
+    assert main(["patches", "index", str(world / "images"), "--out", index]) == 0
+    assert "knows generated scenes only" in capsys.readouterr().err
+    assert main(["patches", "search", index, "a red ball.", "--page", str(page)]) == 0
+    assert "knows generated scenes only" in capsys.readouterr().out
+    assert "knows generated scenes only" in page.read_text("utf-8")
+    assert search(world, "by_text", "a red ball.") == 0
+    assert "generated scenes" not in capsys.readouterr().out
+
+
 def test_found_images_are_copied(world, tmp_path, capsys):
     shutil.copytree(world / "images", tmp_path / "images" / "deep")
     model = ["--model", str(world / "model"), "--device", "cpu"]

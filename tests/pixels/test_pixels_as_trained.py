@@ -17,6 +17,7 @@ from eligo.errors import InputError
 from eligo.pixels import PixelsTrainConfig, Segmenter, predict, train_model
 from eligo.pixels.config import ClipTextConfig, WordsTextConfig
 from eligo.pixels.inference import export
+from eligo.pixels.inference.as_trained import as_trained, describe
 from eligo.pixels.inference.segmenter import stored_config
 from eligo.pixels.text.encoders import ClipEncoder, WordsEncoder
 from eligo.pixels.training import task
@@ -176,3 +177,12 @@ def test_training_saves_the_text_probe(tmp_path: Path, monkeypatch):
     folder = train_model(TINY.replace({"train.out": tmp_path})).folder
     for place in ("best", "model"):
         assert stored_config(folder / place).text_probe == (0.5, 0.25)
+
+
+def test_a_model_of_generated_rooms_says_that_photos_are_not_for_it():
+    rooms = describe(as_trained(load_config(PixelsTrainConfig, "pixels/scenes")))
+    photos = describe(as_trained(load_config(PixelsTrainConfig, "pixels/rooms")))
+    assert rooms.startswith("trained on generated rooms of ")
+    assert rooms.endswith("; on photos its classes mean nothing")
+    assert "generated" not in photos
+    assert "photos" not in photos

@@ -221,8 +221,8 @@ def test_a_model_keeps_and_says_how_it_was_trained(tmp_path: Path, capsys):
     assert "label files count classes from 0" in printed
     trained = json.loads((tmp_path / "out" / "result.json").read_text())["trained"]
     assert trained == {
-        "image_size": [40, 48], "depth": "metric", "depth_scale": 1.0, "words": "none",
-        "words_are": None, "label_offset": 0,
+        "images": None, "image_size": [40, 48], "depth": "metric", "depth_scale": 1.0,
+        "words": "none", "words_are": None, "label_offset": 0,
     }  # fmt: skip
 
 

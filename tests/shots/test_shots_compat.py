@@ -156,3 +156,9 @@ def test_items_of_every_format_are_read(tmp_path: Path):
         read_items(written(tmp_path / "q.json", {}))
     with pytest.raises(InputError, match="holds no line"):
         read_items(written(tmp_path / "e.jsonl", ""))
+
+
+def test_questions_without_images_are_told_what_lines_of_text_have(tmp_path):
+    path = written(tmp_path / "q.jsonl", {"question": "a?", "answer": "b"})
+    with pytest.raises(InputError, match="got question, answer; expected id, input and output"):
+        read_items(path)

@@ -7,6 +7,7 @@ import torch
 
 from benchmarks.tokens.speed import PARTS, default_plan, random_inputs, random_llava
 from eligo.cli import main
+from eligo.cli.tokens import bench
 from eligo.errors import InputError
 from eligo.scenes.vlm import VlmConfig, build_processor, build_vlm, save_vlm
 from eligo.tokens.inference.bench import (
@@ -17,6 +18,11 @@ from eligo.tokens.inference.bench import (
 )
 
 CPU = torch.device("cpu")
+
+
+def test_milliseconds_are_shown_as_people_write_them():
+    assert bench._cell({"p50": 1512.3, "p90": 1540.0}, with_p90=True) == "1512/1540"
+    assert bench._cell({"p50": 3.0421, "p90": 0.0}, with_p90=False) == "3.04"
 
 
 @pytest.fixture(scope="module")

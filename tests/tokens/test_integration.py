@@ -89,3 +89,15 @@ def test_hosts_of_newer_transformers(family: str) -> None:
         expected = pytest.raises(InputError, match="is not supported with transformers 5")
     with expected, pruning(model, plan) as trace:
         assert trace is not None
+
+
+def test_a_trace_prints_how_many_tokens_were_kept() -> None:
+    host = shared("llava", "sdpa")
+    with pruning(host.model, make_plan("both")) as trace:
+        assert str(trace) == "<Trace: empty>"
+        generate(host, host.batch(rows_of("padded", "llava")))
+    vision, first = trace.stages[0].selection.scores.shape[1], trace.stages[0].selection
+    kept = int(first.num_kept[0])
+    assert f"{trace.num_columns} tokens, {trace.lengths[-1]} in the last layer" in str(trace)
+    assert f"kept {kept} of {vision} vision tokens before layer 0" in str(trace)
+    assert str(trace).count("vision tokens before layer") == 3

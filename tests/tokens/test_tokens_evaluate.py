@@ -38,13 +38,46 @@ def test_controls_stand_beside_every_family(files: Path, capsys):
     assert rows["exist"]["controls"]["question only"] == 1.0  # always yes, in all splits
 
 
-def test_a_method_is_compared_with_all_tokens(files: Path, capsys):
-    words = evaluate(files, "--method", "uniform", "--budget", "4", "--split", "validation")
+def test_methods_are_compared_with_all_tokens(files: Path, capsys):
+    methods = ("--method", "uniform", "fastv", "none", "--budget", "4")
+    words = [*evaluate(files, *methods), "--split", "validation"]
     assert main(words) == 0
     printed = capsys.readouterr().out
-    assert "pruned" in printed
+    lines = [line.split() for line in printed.splitlines() if line.strip()]
+    kept = {line[0]: line[1] for line in lines if len(line) > 1 and line[0] in methods}
+    assert lines[0] == ["right", "answers", "(%)"]
+    assert [line[0] for line in lines].count("uniform") == 2  # once of them by family
     assert "no image" not in printed
     assert max(map(len, printed.splitlines())) <= 80
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["variant"] for row in found["rows"] if row["family"] == "all"] == [
+        "uniform", "fastv",
+    ]  # fmt: skip
+    assert found["cost"]["uniform"]["kept"] == [4]
+    assert found["cost"]["fastv"]["kept"][1:] == [4]
+    assert set(kept) == {"uniform", "fastv"}
+
+
+def test_every_method_has_the_rows_that_it_has_alone(files: Path, capsys):
+    def rows_of(*methods: str) -> list[dict]:
+        words = evaluate(files, "--method", *methods, "--budget", "2", "--json")
+        assert main(words) == 0
+        return json.loads(capsys.readouterr().out)["rows"]
+
+    assert rows_of("uniform", "pool") == [*rows_of("uniform"), *rows_of("pool")]
+
+
+def test_a_model_that_answers_nothing_right_compares_nothing(files: Path, tmp_path, capsys):
+    image = next((files / "photos" / "images").iterdir())
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text(json.dumps({"image": str(image), "question": "is it?", "answer": "qqq"}))
+    words = evaluate(files, "--method", "uniform", "--budget", "4")
+    words[words.index("--data") + 1] = str(lines)
+    assert main(words) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "no difference" in printed
+    assert "answers nothing right with all tokens" in printed
 
 
 def test_the_table_with_controls_fits_a_terminal(files: Path, capsys):

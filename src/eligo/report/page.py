@@ -34,7 +34,7 @@ p { margin: .4rem 0; max-width: 46rem; }
 figure { margin: 0; }
 figure img { width: 100%; height: auto; display: block; border-radius: .4rem; }
 img.small { image-rendering: pixelated; }
-figcaption { font-size: .85rem; margin-top: .25rem; }
+figcaption { font-size: .85rem; margin-top: .25rem; overflow-wrap: anywhere; }
 .chips { display: flex; flex-wrap: wrap; gap: .35rem; margin: .4rem 0; }
 .chip { background: var(--chip); color: var(--ink); border-radius: 1rem; padding: .05rem .65rem;
   font-size: .88rem; }

@@ -12,14 +12,20 @@ __all__ = ["search_page", "write_page"]
 _SIDE = 256  # pixels of a thumbnail
 
 
-def search_page(root: Path, searches: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> Html:
-    """Return a page of queries, each with its results: id (a path below `root`), rank and score."""
+def search_page(
+    root: Path, searches: Sequence[tuple[str, Sequence[Mapping[str, Any]]]], note: str = ""
+) -> Html:
+    """Return a page of queries, each with its results: id (a path below `root`), rank and score.
+
+    `note`: what a reader of the results has to know.
+    """
     cards = [
         card(query, row(*(_thumbnail(root, found) for found in results)))
         for query, results in searches
     ]
     title = searches[0][0] if len(searches) == 1 else f"{len(searches)} searches"
-    return page(title, *cards, lead=f"Photos in {root}. A click opens the photo itself.")
+    lead = f"Photos in {root}. A click opens the photo itself."
+    return page(title, *cards, lead=lead, footer=note)
 
 
 def _thumbnail(root: Path, found: Mapping[str, Any]) -> Html:

@@ -62,11 +62,12 @@ class StageTrace:
         return self.stopwatch.milliseconds
 
 
-@dataclass
+@dataclass(repr=False)
 class Trace:
     """Record of one prompt under `pruning` or `masking`.
 
     Lengths differ from layer to layer; `columns` holds the columns of the prompt in each layer.
+    `print(trace)` says how many tokens were kept.
     """
 
     stages: list[StageTrace] = field(default_factory=list)
@@ -83,6 +84,25 @@ class Trace:
     """Under `masking`: the columns that all layers and the logits have."""
     num_columns: int = 0
     """Length of the full prompt."""
+
+    def __repr__(self) -> str:
+        """Return the length of the prompt, and how many tokens every stage kept.
+
+        >>> Trace()
+        <Trace: empty>
+        """
+        if not self.num_columns:
+            return "<Trace: empty>"
+        parts = [f"{self.num_columns} tokens"]
+        parts += [f"{self.lengths[-1]} in the last layer"] if self.columns else []
+        for stage in self.stages:
+            kept = sorted(set(stage.selection.num_kept.tolist()))
+            shown = "-".join(map(str, [kept[0], kept[-1]] if len(kept) > 1 else kept))
+            parts.append(
+                f"{stage.name} kept {shown} of {stage.selection.scores.shape[-1]} vision tokens "
+                f"before layer {stage.layer}"
+            )
+        return f"<Trace: {', '.join(parts)}>"
 
     @property
     def output_columns(self) -> Int[Tensor, "batch kept"]:

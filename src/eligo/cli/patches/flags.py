@@ -8,6 +8,10 @@ if TYPE_CHECKING:
     from eligo.patches.model.retrieval_model import RetrievalModel
 
 SHIPPED = "patches"
+GENERATED = (
+    "note: the shipped model knows generated scenes only; for photos, index and search with "
+    "--model openai/clip-vit-base-patch32, or a model of your own"
+)
 
 
 def open_model(model: str | None, device: str) -> "RetrievalModel":

@@ -6,17 +6,13 @@ from typing import Annotated, Literal
 
 from eligo.cli.console import print_message, print_result
 from eligo.cli.flags import Count, Index, OptionalPath
-from eligo.cli.patches.flags import open_model
+from eligo.cli.patches.flags import GENERATED, open_model
 from eligo.config.bounds import Bounds
 from eligo.errors import InputError
 from eligo.images import printable_name
 from eligo.io.interrupts import stopped_with
 
 _SHOWN = 5  # skipped files
-_GENERATED = (
-    "note: the shipped model knows generated scenes only; for photos, index and search with "
-    "--model openai/clip-vit-base-patch32, or a model of your own"
-)
 
 
 def run(
@@ -96,7 +92,7 @@ def run(
             on_done=lambda done, total: bar.update(done, total=total),
         )
     if images is not None and model is None:
-        print_message(_GENERATED)
+        print_message(GENERATED)
     for row in built.skipped[:_SHOWN]:
         print_message(f"skipped: {printable_name(row['id'])}: {row['why']}")
     if len(built.skipped) > _SHOWN:

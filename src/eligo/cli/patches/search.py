@@ -18,7 +18,7 @@ from eligo.cli.console import (
     warn_unknown_words,
 )
 from eligo.cli.flags import Count
-from eligo.cli.patches.flags import open_model
+from eligo.cli.patches.flags import GENERATED, open_model
 from eligo.errors import InputError, OutputError
 
 if TYPE_CHECKING:
@@ -90,6 +90,8 @@ def run(
     texts = list(TextLines.of(queries).texts) if queries is not None else list(text)
     opened = open_model(model, device)
     searcher = Searcher(opened, index, approximate=approximate)
+    is_of_photos = model is None and "folder" in searcher.index.manifest.source
+    note = GENERATED if is_of_photos else opened.note
     root = _folder_of(searcher, page, copy_to)
     if opened.note and (dev is not None or rerank == "auto"):
         raise InputError(
@@ -110,10 +112,10 @@ def run(
 
     def show(done: list[dict[str, Any]]) -> None:
         if page is not None:
-            _write_page(page, root, done)
+            _write_page(page, root, done, note)
         if copy_to is not None:
             _copy(copy_to, root, done)
-        _print(done, search, opened.note, json)
+        _print(done, search, note, json)
 
     if interactive:
         for line in _lines_of_user():
@@ -262,10 +264,11 @@ def _folder_of(searcher: "Searcher", page: Path | None, copy_to: Path | None) ->
     return root
 
 
-def _write_page(path: Path, root: Path, done: list[dict[str, Any]]) -> None:
+def _write_page(path: Path, root: Path, done: list[dict[str, Any]], note: str) -> None:
     from eligo.report.search_page import search_page, write_page
 
-    write_page(path, search_page(root, [(found["query"], found["found"]) for found in done]))
+    searches = [(found["query"], found["found"]) for found in done]
+    write_page(path, search_page(root, searches, note))
     print_message(f"the results are in {path}; open it in a browser")
 
 

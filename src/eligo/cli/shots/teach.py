@@ -1,6 +1,6 @@
 """`eligo shots teach`: find the examples that make the right answer likely."""
 
-from eligo.cli.console import print_result
+from eligo.cli.console import print_result, print_text
 from eligo.shots.config import TeachConfig
 
 
@@ -14,3 +14,5 @@ def run(config: TeachConfig, *, dry_run: bool = False, json: bool = False) -> No
     from eligo.shots.teacher.run import plan, teach
 
     print_result(plan(config) if dry_run else teach(config), json)
+    if dry_run and not json:
+        print_text("to call the model less: lower --shots, --beam or --sampler.num_candidates")

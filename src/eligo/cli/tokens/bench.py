@@ -168,4 +168,7 @@ def timing_table(rows: list[dict[str, Any]], title: str) -> Table:
 def _cell(spread: dict[str, float] | None, with_p90: bool) -> str:
     if spread is None:
         return ""
-    return f"{spread['p50']:.3g}" + (f"/{spread['p90']:.3g}" if with_p90 else "")
+    return "/".join(
+        f"{spread[name]:.0f}" if spread[name] >= 100 else f"{spread[name]:.3g}"
+        for name in ("p50", "p90")[: 1 + with_p90]
+    )

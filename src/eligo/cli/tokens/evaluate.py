@@ -1,17 +1,27 @@
-"""`eligo tokens evaluate RUN_OR_PLAN`: accuracy with and without pruning, by question family."""
+"""`eligo tokens evaluate`: accuracy with all tokens and with fewer, by family of questions."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
-from eligo.cli.console import OutFile, compact_table, print_result, results, write_result_file
+from eligo.cli.console import (
+    OutFile,
+    compact_table,
+    print_result,
+    print_text,
+    results,
+    write_result_file,
+)
 from eligo.cli.flags import Budget, Count
 from eligo.errors import InputError
+from eligo.tokens.metrics import ALL, drop_by_family
 
 Source = Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_PLAN")]
 _SCENES = 600  # questions on scenes, unless told
+_MAX_NEW_TOKENS = 10
 
 
 def run(
@@ -20,7 +30,7 @@ def run(
     model: str | None = None,
     data: Path | None = None,
     images: Path | None = None,
-    method: str | None = None,
+    methods: Annotated[tuple[str, ...], tyro.conf.arg(name="method")] = (),
     budgets: Annotated[tuple[Budget, ...], tyro.conf.arg(name="budget")] = (),
     layers: Annotated[tuple[Count, ...], tyro.conf.arg(name="layer")] = (),
     split: Literal["validation", "test"] = "test",
@@ -31,18 +41,18 @@ def run(
     out: OutFile | None = None,
     json: bool = False,
 ) -> None:
-    """Answer held-out questions with all tokens and with those of the plan, through `generate`.
+    """Answer held-out questions with all tokens and with those of a plan or of some methods.
 
-    A run is evaluated with its own host and data; a plan or a method on --data, or on generated
-    scenes. With neither, the unpruned host alone.
+    A run is evaluated with its own host and data; a plan or methods on --data, or on generated
+    scenes. With none of them, the unpruned host alone.
 
     Args:
         source: Folder of a run of `eligo tokens train`, or of a saved plan; or a plan's name.
         model: Folder or hub name of the host, if it is not that of the run (or the shipped one).
         data: JSON lines with image, question, answer, and optionally family and split.
         images: Folder of the images; by default that of the lines.
-        method: A training-free method instead of a plan.
-        budgets: Vision tokens that the method keeps, or the first stage of the plan; or a share of
+        methods: Training-free methods to compare, instead of a plan or beside it.
+        budgets: Vision tokens that a method keeps, or the first stage of the plan; or a share of
             them, such as 0.25.
         layers: Layers at which a method inside the language model cuts; by default layer 2.
         split: Split of the scenes, or of the lines that name one.
@@ -55,14 +65,14 @@ def run(
     """
     from eligo.pretrained.devices import resolve_device
     from eligo.tokens.config import HostConfig
+    from eligo.tokens.cost.shapes import can_count
     from eligo.tokens.inference.controls import answer_controls
-    from eligo.tokens.inference.evaluate import evaluate_plan
+    from eligo.tokens.inference.evaluate import WHOLE, answer_questions
     from eligo.tokens.inference.load import load_host
-    from eligo.tokens.metrics import drop_by_family
     from eligo.train.progress import ProgressBar
 
     device = str(resolve_device(device))
-    source, plan = _plan(source, method, budgets, layers)
+    source, plans = _plans(source, methods, budgets, layers)
     config = _config_of(source, data, images)
     settings: HostConfig = config.host
     if model is not None:
@@ -71,45 +81,66 @@ def run(
     if controls and train is None:
         raise InputError("--controls: expected --data, or a run that was trained on files")
     host, processor = load_host(settings, device=device)
-    options: dict[str, Any] = {"batch_size": batch_size, "instruction": instruction}
+    options: dict[str, Any] = {
+        "batch_size": batch_size, "instruction": instruction, "max_new_tokens": _MAX_NEW_TOKENS,
+    }  # fmt: skip
     with ProgressBar("questions", len(examples) * (3 if controls else 1)) as bar:
-        answers = evaluate_plan(host, processor, plan, examples, on_progress=bar.update, **options)
-        found: dict[str, list[float]] = {}
+        answers = answer_questions(
+            host, processor, examples, {WHOLE: None, **plans}, **options,
+            with_cost=can_count(host), on_progress=bar.update,
+        )  # fmt: skip
+        by_control: dict[str, list[float]] = {}
         if controls:
-            found = answer_controls(
+            by_control = answer_controls(
                 host, processor, examples.rows, train or (), **options,
                 on_progress=lambda done: bar.update(len(examples) + done),
             )  # fmt: skip
-    families = [row.family for row in answers]
-    pairs = [row.whole for row in answers], [row.pruned for row in answers]
     groups = [row.image for row in examples.rows] if hasattr(examples, "rows") else None
-    rows = [asdict(row) for row in drop_by_family(families, *pairs, groups)]
-    by_control = {name: drop_by_family(families, hits, hits) for name, hits in found.items()}
-    for place, row in enumerate(rows):
-        row["controls"] = {name: of[place].whole for name, of in by_control.items()}
-    named = None if source is None else str(source)
-    document: dict[str, Any] = {"plan": named or method, "split": split, "rows": rows}
+    whole, rows = answers.accuracy[WHOLE], []
+    control_rows = {n: drop_by_family(answers.families, x, x) for n, x in by_control.items()}
+    for name in plans or (WHOLE,):
+        found = drop_by_family(answers.families, whole, answers.accuracy[name], groups)
+        for place, row in enumerate(found):
+            beside = {control: of[place].whole for control, of in control_rows.items()}
+            rows.append({"variant": name, **asdict(row), "controls": beside})
+    document: dict[str, Any] = {
+        "plan": None if source is None else str(source), "methods": list(methods),
+        "budgets": list(budgets), "split": split, "rows": rows,
+        "cost": {name: answers.cost[name] for name in plans if name in answers.cost},
+    }  # fmt: skip
     if json:
         print_result(document, json=True)
     else:
-        results().print(_table(rows, pruned=bool(plan.stages)))
-    lost = [asdict(answer) for answer in answers if answer.pruned < answer.whole]
+        _print(rows, tuple(plans), document["cost"])
+    lost = [
+        {"variant": name, **asdict(question), "answer_whole": answers.text[WHOLE][place],
+         "answer_pruned": answers.text[name][place], "whole": whole[place], "pruned": accuracy}
+        for name in plans
+        for place, (question, accuracy) in enumerate(
+            zip(answers.questions, answers.accuracy[name], strict=True)
+        )
+        if accuracy < whole[place]
+    ]  # fmt: skip
     write_result_file(out, device, document | {"lost": lost})
 
 
-def _plan(source: Path | None, method: str | None, budgets: Any, layers: Any) -> tuple[Any, Any]:
-    """Return the folder of a plan or run, if one is given, and the plan."""
+def _plans(
+    source: Path | None, methods: Sequence[str], budgets: Any, layers: Any
+) -> tuple[Path | None, dict[str, Any]]:
+    """Return the folder of a plan or run, if one is given, and what is compared, by name."""
     from eligo.pretrained.load import find_model
     from eligo.tokens.inference.resolve import load_plan
-    from eligo.tokens.plan import Plan
     from eligo.tokens.plan_files import PLAN
 
-    if source is None and method is None:
-        if budgets or layers:
-            raise InputError("--budget, --layer: expected a plan or a --method with them")
-        return None, Plan()
-    found = None if source is None else find_model(source, PLAN)
-    return found, load_plan(found, method, budgets, layers)
+    if source is None and not methods and (budgets or layers):
+        raise InputError("--budget, --layer: expected a plan or a --method with them")
+    others = (name for name in methods if name != "none")  # all tokens are always compared
+    plans = {name: load_plan(None, name, budgets, layers) for name in others}
+    if source is None:
+        return None, plans
+    found = find_model(source, PLAN)
+    of_plan = () if methods else layers  # those of the methods beside it
+    return found, {str(source): load_plan(found, None, budgets, of_plan), **plans}
 
 
 def _config_of(source: Path | None, data: Path | None, images: Path | None) -> Any:
@@ -159,20 +190,56 @@ def _examples(
     return FileExamples(rows[:questions]), train, data.instruction
 
 
-def _table(rows: list[dict[str, Any]], *, pruned: bool) -> Any:
-    names = ["whole", "pruned", "drop"] if pruned else ["whole"]
+def _print(
+    rows: Sequence[Mapping[str, Any]], names: Sequence[str], cost: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Print a table of plans and methods and, if there are several families, one by family."""
+    overall = [row for row in rows if row["family"] == ALL]
+    families = list(dict.fromkeys(row["family"] for row in rows if row["family"] != ALL))
+    first, blank = overall[0], ("", "") if names else ()
     table = compact_table(
-        "right answers (%), with all vision tokens" + (" and with the plan's" if pruned else ""),
-        "drop: in points, with 95 % interval over images" if pruned else "",
-        ("questions",),
-        ("asked", *names, *(["interval"] if pruned else []), *rows[0]["controls"]),
-    )
-    for row in rows:
-        percent = [f"{100 * row[name]:.1f}" for name in names]
-        interval = f"{100 * row['drop_low']:.1f} to {100 * row['drop_high']:.1f}"
+        "right answers (%)",
+        f"of {first['asked']} questions" + (
+            " · kept: vision tokens, after each stage · saved: FLOPs of the language model, the "
+            "selector counted (%) · lost: points, with 95 % interval over images" if names else ""
+        ),
+        ("tokens",),
+        ("kept", "saved", "right", "lost", "interval") if names else ("right",),
+    )  # fmt: skip
+    table.add_row("all", *blank, _percent(first["whole"]))
+    for row in overall if names else ():
+        spent = cost.get(row["variant"])
+        low, high = _percent(row["drop_low"]), _percent(row["drop_high"])
         table.add_row(
-            row["family"], str(row["asked"]), *percent, *([interval] if pruned else []),
-            *(f"{100 * right:.1f}" for right in row["controls"].values()),
-            style="bold" if row["family"] == "all" else "",
+            row["variant"],
+            "" if spent is None else ">".join(map(str, spent["kept"])),
+            "" if spent is None else _percent(spent["flops_reduction_with_selector"]),
+            _percent(row["pruned"]), _percent(row["drop"]),
+            "no difference" if row["drop_low"] == row["drop_high"] == 0 else f"{low} to {high}",
         )  # fmt: skip
+    for name, right in first["controls"].items():
+        table.add_row(name, *blank, _percent(right))
+    results().print(table)
+    if families:
+        results().print(_by_family(rows, names, families))
+    if first["whole"] == 0:
+        print_text("the model answers nothing right with all tokens: this compares nothing")
+
+
+def _by_family(
+    rows: Sequence[Mapping[str, Any]], names: Sequence[str], families: Sequence[str]
+) -> Any:
+    table = compact_table("by family of questions (%)", "", ("tokens",), families)
+    found = {(row["variant"], row["family"]): row for row in rows}
+    first = [found[rows[0]["variant"], family] for family in families]
+    table.add_row("questions", *(str(row["asked"]) for row in first))
+    table.add_row("all", *(_percent(row["whole"]) for row in first))
+    for name in names:
+        table.add_row(name, *(_percent(found[name, family]["pruned"]) for family in families))
+    for name in first[0]["controls"]:
+        table.add_row(name, *(_percent(row["controls"][name]) for row in first))
     return table
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"

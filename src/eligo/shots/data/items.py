@@ -70,6 +70,11 @@ def read_items(
         raise InputError(f"{path}: holds no line")
     if "input" in first:
         return [Item(t.id, t.input, (t.output,), None, t.group) for t in read_texts(path)]
+    if "image" not in first:
+        raise InputError(
+            f"{path}:1: got {', '.join(first) or 'an empty object'}; expected id, input and output "
+            "(examples of text), or image, question and answers"
+        )
     return [_of_vqa(e) for e in read_vqa_lines(path, images, need_answers=need_answers)]
 
 

@@ -133,6 +133,20 @@ class HostShape:
             return shape_of(config)
 
 
+def can_count(host: Any) -> bool:
+    """Return whether the cost of a model is known: dense language models of known families.
+
+    >>> from transformers import LlamaConfig
+    >>> can_count(LlamaConfig())
+    False
+    """
+    try:
+        HostShape.of(host)
+    except InputError:
+        return False
+    return True
+
+
 def shape_of(config: Any) -> HostShape:
     """Return the shape that a config of `transformers` describes."""
     reader = _READERS.get(getattr(config, "model_type", ""))

@@ -181,6 +181,14 @@ def test_implausible_depth_is_logged(
         assert name in " ".join(messages)
 
 
+def test_a_scale_without_effect_is_refused(run: Path, image: Path, tmp_path: Path, capsys):
+    depth = stored(image.with_name("d.png"), np.full((48, 64), 200, dtype=np.uint8))
+    words = ["--image", image, "--depth", depth, "--out", tmp_path / "o", "--model", run]
+    words += ["--depth_format", "png8", "--depth_scale", "25.5"]
+    assert main(["pixels", "predict", *map(str, words)]) == 2
+    assert "--depth_scale: has no effect here (inputs.depth is png8)" in capsys.readouterr().err
+
+
 # ------------------------------------------------------------------ images and depth in memory
 
 

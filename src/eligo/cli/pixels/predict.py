@@ -6,6 +6,7 @@ from typing import Any, Literal
 from eligo.cli.console import print_result, print_text
 from eligo.cli.flags import Index, Positive, Side
 from eligo.cli.pixels.flags import NO_FLAGS, SamCheck, open_segmenter
+from eligo.errors import InputError
 
 
 def run(
@@ -59,6 +60,9 @@ def run(
               "resize_depth": resize_depth or None}  # fmt: skip
     given = {key: value for key, value in stored.items() if value is not None}
     inputs = segmenter.config.inputs.replace(given)
+    for key, reason in inputs.without_effect().items():
+        if key in given:
+            raise InputError(f"--{key}: has no effect here ({reason}); leave it out")
 
     def written(image: Path, depth: Path | None, out: Path) -> dict[str, Any]:
         found = predict(

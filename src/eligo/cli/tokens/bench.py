@@ -65,8 +65,8 @@ def run(
     from eligo.tokens.inference.resolve import load_plan
 
     if model is not None and plan is None and method is None and not layers:
-        method = _METHOD
-        chosen = load_plan(None, method, budgets or (_SHARE,))
+        method, budgets = _METHOD, budgets or (_SHARE,)
+        chosen = load_plan(None, method, budgets)
     else:
         chosen = load_plan(plan, method, budgets, layers)
     if not chosen.stages:
@@ -88,7 +88,9 @@ def run(
     if json:
         print_result(document, json=True)
     else:
-        results().print(timing_table(document["rows"], f"{model or 'tiny LLaVA'}, {dtype}"))
+        pruned = " ".join([str(plan or method), *map(str, budgets)])
+        title = f"{model or 'tiny LLaVA'}, {dtype}; pruned by {pruned}"
+        results().print(timing_table(document["rows"], title))
         for size, speedup in document["predicted_speedup"].items():
             print_text(f"speed-up that FLOPs predict, batch {size}: {speedup:.2f}x")
     write_result_file(out, place, document)

@@ -267,6 +267,17 @@ def test_the_shipped_model_says_that_photos_are_not_for_it(world, tmp_path, caps
     assert "generated scenes" not in capsys.readouterr().out
 
 
+def test_unmeasured_recall_is_no_matter_where_all_are_scored(world, tmp_path, capsys):
+    index = tmp_path / "index"
+    shutil.copytree(world / "by_text", index)
+    (index / "stage1.json").unlink(missing_ok=True)
+    words = ["patches", "search", str(index), "a box.", "--model", str(world / "model"), "--k", "1"]
+    assert main([*words, "--rerank", "2"]) == 0
+    assert "is not measured" in capsys.readouterr().out
+    assert main(words) == 0  # 128 of 14 entries
+    assert "is not measured" not in capsys.readouterr().out
+
+
 def test_found_images_are_copied(world, tmp_path, capsys):
     shutil.copytree(world / "images", tmp_path / "images" / "deep")
     model = ["--model", str(world / "model"), "--device", "cpu"]

@@ -167,6 +167,28 @@ def test_changed_weights_are_noticed(monkeypatch: pytest.MonkeyPatch):
     assert segmenter.runner.memory()["graphs"] == 0
 
 
+def test_depth_in_another_unit_is_told_once(
+    rgb: np.ndarray, depth: np.ndarray, caplog: pytest.LogCaptureFixture
+):
+    """The shipped model was trained with millimetres."""
+    segmenter = Segmenter.from_pretrained()
+    for _ in range(2):
+        segmenter.segment(rgb, depth)
+    (message,) = (r.getMessage() for r in caplog.records if r.name.startswith("eligo"))
+    assert "depth: got everything within 0.3 m at 1000 units per metre" in message
+    assert "inputs.depth_scale 1 for metres" in message
+
+
+def test_arrays_that_cannot_be_written(
+    segmenter: Segmenter, rgb: np.ndarray, depth: np.ndarray, recwarn: pytest.WarningsRecorder
+):
+    """As `np.asarray` makes of a PIL image."""
+    expected = segmenter.segment(rgb, depth, inputs=METRES).labels
+    rgb.flags.writeable = depth.flags.writeable = False
+    assert torch.equal(segmenter.segment(rgb, depth, inputs=METRES).labels, expected)
+    assert not [warning for warning in recwarn if "not writable" in str(warning.message)]
+
+
 def test_padded_words_change_nothing(segmenter: Segmenter, rgb: np.ndarray):
     """What a captured frame gets: words padded to a multiple of eight, from the frozen copy."""
     text = segmenter.text(["wall", "red ball"])

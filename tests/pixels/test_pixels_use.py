@@ -339,6 +339,22 @@ def test_predict_command_of_a_folder(capsys, run: Path, pair, tmp_path: Path):
         assert there.read_bytes() == (tmp_path / "one" / name).read_bytes()
 
 
+def test_a_broken_image_of_a_folder_is_skipped(capsys, run: Path, pair, tmp_path: Path):
+    images = tmp_path / "images"
+    images.mkdir()
+    (images / "a.png").write_text("no image")
+    flags = ["--image", images, "--model", run, "--out", tmp_path / "out"]
+    command = ["pixels", "predict", *map(str, flags)]
+    assert main(command) == 2  # all are broken
+    assert "a.png: " in capsys.readouterr().err
+    (images / "b.png").write_bytes(pair[0].read_bytes())
+    assert main([*command, "--json"]) == 0
+    printed = capsys.readouterr()
+    assert [row["image"] for row in json.loads(printed.out)] == ["b.png"]
+    assert "skipped: " in printed.err
+    assert main([*command, "--tags", "no such word"]) == 2  # wrong for all images
+
+
 def test_predict_command(capsys, run: Path, pair, tmp_path: Path):
     found = result_of(capsys, "predict", "--image", pair[0], "--depth", pair[1], "--tags",
                  "wall, ring", "--model", run, "--out", tmp_path, "--device", "cpu")  # fmt: skip

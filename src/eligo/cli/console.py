@@ -98,7 +98,7 @@ def print_outcome(result: Any, json: bool) -> None:
     if not PartialState().is_main_process:
         return
     with record_messages() as run_log:
-        print_result(result, json)
+        print_result(result if json else _in_short(plain_data(result)), json)
         file = StringIO()
         Console(file=file, width=_LOG_COLUMNS).print(_render(plain_data(result)))
         run_log.write(f"result\n{file.getvalue().rstrip()}")
@@ -106,6 +106,14 @@ def print_outcome(result: Any, json: bool) -> None:
         if message := no_improvement(Path(values["folder"]), values["best_step"]):
             print_message(message)
             run_log.write(message, logging.WARNING)
+
+
+def _in_short(result: dict[str, Any]) -> dict[str, Any]:
+    """Return a result without values of single layers, which the log of the run has."""
+    best = result.get("best")
+    if isinstance(best, Mapping):
+        return result | {"best": {name: x for name, x in best.items() if "." not in name}}
+    return result
 
 
 def is_output(hint: Any) -> bool:

@@ -38,6 +38,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from eligo.cli.console import check_out, is_output
+from eligo.cli.parse_errors import raise_as_line
 from eligo.cli.registry import config_class, configs_of, split_search
 from eligo.config import Config, Layer, read_layer, validate
 from eligo.config.bounds import Bounds
@@ -300,7 +301,9 @@ def _dataclass(function: Callable[..., Any], fields: dict[str, tuple[Any, Any]])
 def _parsed(arguments: type, args: list[str], prog: str) -> dict[str, Any]:
     options: dict[str, Any] = {"prog": prog, "use_underscores": True}
     options["config"] = (tyro.conf.PositionalMetavarFromFieldName,)
-    parsed, unknown = tyro.cli(arguments, args=args, return_unknown_args=True, **options)
+    parsed, unknown = raise_as_line(
+        lambda: tyro.cli(arguments, args=args, return_unknown_args=True, **options), args, prog
+    )
     if not unknown:
         return vars(parsed)
     flag = next((word for word in unknown if word.startswith("-")), None)

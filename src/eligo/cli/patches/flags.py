@@ -9,8 +9,8 @@ if TYPE_CHECKING:
 
 SHIPPED = "patches"
 GENERATED = (
-    "note: the shipped model knows generated scenes only; for photos, index and search with "
-    "--model openai/clip-vit-base-patch32, or a model of your own"
+    "note: the shipped model knows generated scenes only; for photos, give --model "
+    "openai/clip-vit-base-patch32, or a model of your own"
 )
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from eligo.cli.console import print_result, print_text, warn_unknown_words
 from eligo.cli.flags import Budget
-from eligo.cli.patches.flags import open_model
+from eligo.cli.patches.flags import GENERATED, open_model
 from eligo.errors import InputError
 
 
@@ -52,6 +52,8 @@ def run(
         print_result({**fields, "picture": picture}, json=True)
         return
     print_text(f"score {prediction.score:.4f}")
+    if model is None:
+        print_text(GENERATED)
     if prediction.note:
         print_text(prediction.note)
     else:

@@ -224,7 +224,7 @@ def _lines(found: dict[str, Any], search: _Search) -> list[str]:
             f"the exhaustive top 10 ({measured.queries} dev queries: {measured.source}); "
             f"99.5 % need R={measured.smallest()}"
         )
-    elif here is None:
+    elif here is None and found["scored exactly"] < found["entries"]:
         lines.append("stage 1's recall is not measured: use --rerank auto, --dev or --exhaustive")
     if here is not None:
         lines.append(f"for this query it would have found {100 * here:.0f} %")

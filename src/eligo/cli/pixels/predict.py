@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from eligo.cli.console import print_result, print_text
+from eligo.cli.console import print_message, print_result, print_text
 from eligo.cli.flags import Index, Positive, Side
 from eligo.cli.pixels.flags import NO_FLAGS, SamCheck, open_segmenter
 from eligo.errors import InputError
@@ -71,10 +71,19 @@ def run(
         return read_json(found.save(out) / RESULT)
 
     if image.is_dir():
-        rows = []
+        rows, skipped = [], []
         for path, its_depth in frame_files(image, depth):
-            result = written(path, its_depth, out / path.stem)
+            try:
+                result = written(path, its_depth, out / path.stem)
+            except InputError as error:
+                if not str(error).startswith((str(path), str(its_depth))):
+                    raise
+                skipped.append(error)
+                print_message(f"skipped: {error}")
+                continue
             rows.append({"image": path.name, "out": str(out / path.stem), **result})
+        if not rows:
+            raise skipped[0]
         shown = [{"image": row["image"], "out": row["out"]} for row in rows]
         print_result(rows if json else shown, json)
         return

@@ -10,6 +10,11 @@ from eligo.cli.flags import Budget, Count
 from eligo.errors import InputError
 from eligo.pretrained.chat import place_image
 
+_GENERATED = (
+    "note: the shipped model knows generated scenes only; for photos, give --model FOLDER, a "
+    "vision-language model"
+)
+
 
 def run(
     question: str,
@@ -85,7 +90,10 @@ def run(
         cost = prediction.cost.as_plain()
         print_result({"answer": prediction.answer, **written, "cost": cost}, json=True)
         return
-    print_text(f"answer: {prediction.answer}\n")
+    print_text(f"answer: {prediction.answer}")
+    if model is None:
+        print_text(_GENERATED)
+    print_text("")
     print_text(prediction.cost.block())
     if video is None and (count := len(prediction.images)) > 1:
         config: Any = host.config

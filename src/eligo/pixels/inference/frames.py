@@ -206,7 +206,7 @@ def frame_pixels(rgb: Array) -> UInt8[Tensor, "*batch 3 height width"]:
             f"rgb: got {type(rgb).__name__}, expected a NumPy array or a tensor; `predict` takes "
             "files and PIL images"
         )
-    pixels = rgb if isinstance(rgb, Tensor) else torch.from_numpy(np.ascontiguousarray(rgb))
+    pixels = rgb if isinstance(rgb, Tensor) else _tensor(rgb)
     if pixels.ndim in (3, 4) and isinstance(rgb, np.ndarray):
         pixels = pixels.movedim(-1, -3)
     if pixels.ndim not in (3, 4) or pixels.shape[-3] != 3 or 0 in pixels.shape:
@@ -241,7 +241,7 @@ def frame_depth(
         raise InputError(f"depth: got shape {tuple(depth.shape)}, expected {expected}, as of rgb")
     if isinstance(depth, np.ndarray) and depth.dtype == np.uint16:
         depth = depth.astype(np.int32)  # torch has few operators for uint16
-    values = depth if isinstance(depth, Tensor) else torch.from_numpy(np.ascontiguousarray(depth))
+    values = depth if isinstance(depth, Tensor) else _tensor(depth)
     if inputs.depth == "png8" and values.dtype != torch.uint8:
         raise InputError(f"depth: got {depth.dtype}, expected 8 bits (inputs.depth png8)")
     if inputs.depth == "sun16":
@@ -250,3 +250,8 @@ def frame_depth(
         values = values.int()
         values = (values >> 3) | ((values << 13) & 0xFFFF)  # millimetres
     return values.float().unsqueeze(-3)
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    """Return an array as a tensor in its memory, or a copy where torch needs one."""
+    return torch.from_numpy(np.require(array, requirements=("C", "W")))

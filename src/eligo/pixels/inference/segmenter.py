@@ -17,6 +17,7 @@ from eligo.config.yaml import read_yaml
 from eligo.errors import InputError
 from eligo.io.files import write_bytes, writing_folder
 from eligo.io.reading import reading
+from eligo.ops._checks import values_are_free
 from eligo.pixels.config import (
     MIN_SIZE,
     InputsConfig,
@@ -25,6 +26,7 @@ from eligo.pixels.config import (
     SegmenterConfig,
     TableTextConfig,
 )
+from eligo.pixels.data.pictures import check_depth_range, normalise_depth
 from eligo.pixels.inference.frames import (
     Array,
     FrameRunner,
@@ -68,6 +70,7 @@ class Segmenter:
         self.runner = FrameRunner(model, dtype, graphs=graphs)
         self._texts: OrderedDict[tuple[Any, ...], TextBatch] = OrderedDict()
         self._lock = threading.Lock()
+        self._is_depth_checked = False
 
     @classmethod
     def from_pretrained(
@@ -173,6 +176,10 @@ class Segmenter:
         inputs = inputs or self.config.inputs
         pixels = frame_pixels(rgb)
         values = None if depth is None else frame_depth(depth, pixels, inputs)
+        if values is not None and not self._is_depth_checked and values_are_free(values):
+            self._is_depth_checked = True  # once: all frames of a camera have one unit
+            flags = ("inputs.depth", "inputs.depth_scale")
+            check_depth_range(normalise_depth(values, inputs), "depth", inputs, flags)
         size = size or inputs.size
         if size is not None and min(size) < MIN_SIZE:
             raise InputError(f"size: got {size[0]} x {size[1]}, expected at least 32 x 32")

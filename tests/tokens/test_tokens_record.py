@@ -72,10 +72,10 @@ def test_stages_refer_to_the_image(found):
     assert shown.stages[0].selection.assignment is not None  # ToMe folds
     assert [answer.text for answer in shown.answers] == [found.answer]
     assert shown.cost["vision tokens"] == "36 > 20 > 12 > 5"
-    assert shown.cost["cut before layer"] == "0, 1, 2"
+    assert shown.cost["fewer from layer"] == "0, 1, 2"
     assert "ms" in shown.cost["time to the first token"]
     saved = 1 - (found.cost.llm + found.cost.selector) / found.cost.llm_full
-    assert shown.cost["saved, net of selector"] == f"{saved:.1%}"
+    assert shown.cost["FLOPs saved, selector counted"] == f"{saved:.1%}"
 
 
 def test_record_round_trip(found, tmp_path):

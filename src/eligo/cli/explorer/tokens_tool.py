@@ -187,7 +187,12 @@ def beside(records: Sequence[ExplorerRecord], names: Sequence[str]) -> ExplorerR
         return records[0]
     cost = {
         f"{name}: {label}": one.cost[label]
-        for label in ("vision tokens", "cut before layer", "selector", "saved, net of selector")
+        for label in (
+            "vision tokens",
+            "fewer from layer",
+            "selector",
+            "FLOPs saved, selector counted",
+        )
         for name, one in zip(names, records, strict=True)
     }
     stages = tuple(stage for one in records for stage in one.stages)

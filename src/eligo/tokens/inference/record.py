@@ -82,13 +82,13 @@ def cost_lines(cost: Cost) -> dict[str, str]:
     scale, unit = (1e12, "TFLOPs") if cost.llm_full >= 1e11 else (1e9, "GFLOPs")
     lines = {
         "vision tokens": " > ".join(map(str, counts)),
-        "cut before layer": ", ".join(map(str, (0, *(layer for layer, _ in schedule.cuts)))),
+        "fewer from layer": ", ".join(map(str, (0, *(layer for layer, _ in schedule.cuts)))),
         "text tokens": str(schedule.text),
         "mean tokens per layer": f"{schedule.vision + schedule.text} > {cost.mean_length:.0f}",
         "language model": f"{cost.llm_full / scale:.3g} > {cost.llm / scale:.3g} {unit}",
         "selector": f"{(cost.selector or 0.0) / scale:.3g} {unit}",
-        "saved, net of selector": f"{cost.reduction_with_selector:.1%}",
-        "saved of the whole model": f"{cost.reduction_total:.1%}",
+        "FLOPs saved, selector counted": f"{cost.reduction_with_selector:.1%}",
+        "FLOPs saved, vision tower counted": f"{cost.reduction_total:.1%}",
         "key-value cache": f"{cost.kv_bytes_full / _MIB:.3g} > {cost.kv_bytes / _MIB:.3g} MiB",
     }
     if cost.uncounted:

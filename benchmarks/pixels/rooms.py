@@ -18,8 +18,8 @@ from jaxtyping import Bool, Int
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from benchmarks.pixels.rooms_data import CLASSES, Tags, data_changes, prepare
-from benchmarks.pixels.rooms_summary import print_summary, summarise
+from benchmarks.pixels.rooms_data import CLASSES, Tags, data_changes, prepare, tagged_classes
+from benchmarks.pixels.rooms_summary import ONLY, print_summary, summarise
 from benchmarks.studies import ArmStudy, helpers, print_study, read_finished, study_folder
 from eligo.cli import run_script
 from eligo.cli.flags import Count
@@ -229,6 +229,10 @@ class RoomsSource(FileSource):
             _frames[key] = super().decoded(split)
         return _frames[key]
 
+    def ids(self, split: Split) -> list[str]:
+        """Return the ids of the frames of a split, in the order of `images`."""
+        return [record.id for record in self._images(split).records]
+
     def _batch(self, images: Images, parts: list[Tensor], provenance: Provenance) -> Batch:
         batch = super()._batch(images, parts, provenance)
         if self.hides_colours:
@@ -254,10 +258,15 @@ def run_arm(config: PixelsTrainConfig, arm: ArmConfig, data: Path) -> None:
     load_weights(fitted.chosen, {"model": task.model})
     model = task.model.eval()
     counts = {"none": frame_counts(model, source, "none")}
+    kinds: tuple[Tags, ...] = ("true", "tagger", "other")
     if arm.words == "labels":
         counts[_TESTED["labels"]] = frame_counts(model, source, "predicted")
-    elif arm.words != "none":
-        kinds: tuple[Tags, ...] = ("true", "tagger", "other")
+    elif arm.words == "none":  # the simple use of tags: only their classes may be predicted
+        ids = source.ids("test")
+        for kind in kinds:
+            allowed = tagged_classes(data, kind, ids).to(device)
+            counts[ONLY + kind] = frame_counts(model, source, "none", allowed)
+    else:
         for kind in kinds:
             other = open_rooms(config.replace(data_changes(data, kind)), arm, device)
             counts[kind] = frame_counts(model, other, "predicted")
@@ -278,12 +287,22 @@ def run_arm(config: PixelsTrainConfig, arm: ArmConfig, data: Path) -> None:
 
 @torch.no_grad()
 def frame_counts(
-    model: PixelsModel, source: RoomsSource, words: Provenance
+    model: PixelsModel,
+    source: RoomsSource,
+    words: Provenance,
+    allowed: Bool[Tensor, "frames classes"] | None = None,
 ) -> Int[Tensor, "frames 3 classes"]:
-    """Return the right, the labelled and the predicted pixels of every class in each test frame."""
-    found = []
+    """Return the right, the labelled and the predicted pixels of every class in each test frame.
+
+    `allowed`: the classes that may be predicted in each frame.
+    """
+    found, done = [], 0
     for batch in source.images("test", words, _EVALUATED):
         logits = model(batch.rgb, batch.depth, batch.depth_mask, batch.text, maps=False).logits
+        if allowed is not None:
+            here = allowed[done : done + len(logits), :, None, None]
+            logits = logits.masked_fill(~here, -torch.inf)
+        done += len(logits)
         labels, counted = batch.labels.long(), batch.labels != IGNORED
         predicted = logits.argmax(1)
         right = _by_class(labels, counted & (predicted == labels))

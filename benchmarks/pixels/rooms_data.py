@@ -87,6 +87,16 @@ def data_changes(folder: Path, tags: Tags | None) -> dict[str, Any]:
     return changes
 
 
+def tagged_classes(folder: Path, tags: Tags, ids: Sequence[str]) -> Bool[Tensor, "frames classes"]:
+    """Return which classes are tags of which frames; all of a frame without tags."""
+    lines = (folder / f"tags_{tags}.jsonl").read_text(encoding="utf-8").splitlines()
+    found = {row["id"]: row["tags"] for row in map(json.loads, lines)}
+    shown = torch.zeros(len(ids), len(CLASSES), dtype=torch.bool)
+    for row, name in enumerate(ids):
+        shown[row, [CLASSES.index(word) for word in found[name]]] = True
+    return shown | ~shown.any(1, keepdim=True)
+
+
 def precision_recall(
     found: Bool[Tensor, "frames classes"], true: Bool[Tensor, "frames classes"]
 ) -> dict[str, float]:

@@ -16,6 +16,8 @@ Counts = Mapping[str, np.ndarray]
 """Right, labelled and predicted pixels, (frames, 3, classes), by the words of the test."""
 Key = tuple[str, str]
 """An arm, and the words of the test."""
+ONLY = "only "
+"""Before the kind of tags: a network without words, which may predict only the tags' classes."""
 _GAIN, _HARM = 5.0, 2.0  # points of mean IoU
 
 
@@ -80,6 +82,11 @@ def summarise(
         row["by seed"] = [round(float(mean_iou(run[own[arm]].sum(0))), 2) for run in runs]
         if other is not None and other in found:
             row["ahead of"] = {"arm": other, **drawn.interval(key, (other, own[other]))}
+            if (simple := ONLY + own[arm]) in found[other][0]:
+                row["ahead of only"] = drawn.interval(key, (other, simple))
+        if ONLY + "true" in runs[0]:
+            kinds = (words for words in runs[0] if words.startswith(ONLY))
+            row["tested with"] = {words: drawn.means[arm, words] for words in ("none", *kinds)}
         if "other" in runs[0]:
             row["tested with"] = {words: drawn.means[arm, words] for words in runs[0]}
             if other is not None and other in found:
@@ -101,6 +108,11 @@ def _targets(rows: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
             met = lead["points"] >= limit and lead["low"] > 0
             text = f"{arm} against {lead['arm']}: {_shown(lead)}"
             targets.append({"met": met, "text": f"{text} (at least {limit:g}, interval above 0)"})
+    for arm in ("both, true", "both, tagger", "S, true", "S, tagger"):
+        lead = rows.get(arm, {}).get("ahead of only")
+        if lead is not None:
+            text = f"{arm} against no words, only the classes of the tags: {_shown(lead)}"
+            targets.append({"met": lead["low"] > 0, "text": f"{text} (interval above 0)"})
     lead = rows.get("both, true", {}).get("tagger's ahead")
     if lead is not None:
         text = f"both, true, tested with the tagger's tags, against both, none: {_shown(lead)}"
@@ -128,15 +140,17 @@ def print_summary(summary: Mapping[str, Any]) -> None:
     table = compact_table(
         "mean IoU (%) on the test frames",
         "ahead: less the arm of its row in the config, 95 % interval over frames and trainings · "
-        "then the same checkpoints, tested with other words",
+        "then the same checkpoints, tested with other words; without words in training, only the "
+        "classes of the tags may be predicted",
         ("arm",),
         ["mIoU", "ahead", *kinds],
     )
     for row in summary["arms"]:
         lead, tested = row.get("ahead of"), row.get("tested with", {})
+        by_kind = [tested.get(kind, tested.get(ONLY + kind)) for kind in kinds]
         table.add_row(
             row["arm"], f"{row['points']:.1f}", "-" if lead is None else _shown(lead),
-            *(f"{tested[kind]:.1f}" if kind in tested else "-" for kind in kinds),
+            *("-" if points is None else f"{points:.1f}" for points in by_kind),
         )  # fmt: skip
     results().print(table)
     for target in summary["targets"]:

@@ -10,7 +10,7 @@ from photo_parts import make_tower
 from PIL import Image
 
 from benchmarks.pixels.rooms import run
-from benchmarks.pixels.rooms_data import CLASSES, precision_recall
+from benchmarks.pixels.rooms_data import CLASSES, precision_recall, tagged_classes
 from benchmarks.pixels.rooms_summary import Bootstrap, mean_iou, summarise
 from benchmarks.pixels.rooms_tagger import tag_frames
 from eligo.cli import run_script
@@ -71,11 +71,29 @@ def test_every_arm_is_scored_with_every_kind_of_words(finished: Path):
     assert len(rows) == 6
     assert rows["both, true"]["tested with"].keys() == {"none", "true", "tagger", "other"}
     assert "tested with" not in rows["both, class names"]
+    kinds = {"none", "only true", "only tagger", "only other"}
+    assert rows["both, none"]["tested with"].keys() == kinds
+    assert rows["both, true"]["ahead of only"].keys() == {"points", "low", "high"}
     assert rows["depth, tagger"]["words"] == "tagger"
     assert rows["both, none"]["ahead of"]["arm"] == "rgb, none"
     for row in rows.values():
         assert row["low"] <= row["points"] <= row["high"]
     assert {"precision", "recall"} == document["tagger"]["test"].keys()
+
+
+def test_only_the_classes_of_the_tags_are_predicted(finished: Path):
+    """A network without words, restricted to the true tags or to another frame's."""
+    with np.load(finished / "1_0" / "counts.npz") as stored:
+        counts = dict(stored)
+    ids = [f"{number:04d}" for number in range(25, 31)]
+    for kind in ("true", "other"):
+        allowed = tagged_classes(finished / "data", kind, ids).numpy()
+        predicted = counts[f"only {kind}"][:, 2]
+        assert (predicted[~allowed] == 0).all()
+        assert (predicted.sum(1) == counts["none"][:, 2].sum(1)).all()
+        assert (counts[f"only {kind}"][:, 1] == counts["none"][:, 1]).all()
+    labelled = counts["none"][:, 1] > 0
+    assert (tagged_classes(finished / "data", "true", ids).numpy() == labelled).all()
 
 
 def test_the_validation_frames_are_blocks(finished: Path):

@@ -77,8 +77,8 @@ def run(
     if (question is None) == (data is None):
         got = "neither" if data is None else "both"
         raise InputError(
-            f"got {got}; expected either --question (with --embedded, the folder of the examples), "
-            "or --data (a folder of `eligo shots embed`)"
+            f"got {got}; expected either --question, or --data (a folder of `eligo shots embed`; "
+            "beside --question, it is --embedded)"
         )
     if url is not None and model is None:
         raise InputError("--url: also name the model that the server runs (--model)")

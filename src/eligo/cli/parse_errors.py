@@ -93,7 +93,7 @@ def _missing(sections: list[list[str]]) -> str:
     unknown = [
         line.strip()
         for section in sections[1:]
-        if section and section[0].startswith("Unrecognized")
+        if section[0].startswith("Unrecognized")
         for line in section[1:]
         if line.strip().startswith("-")
     ]

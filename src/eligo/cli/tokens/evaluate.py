@@ -113,14 +113,11 @@ def run(
     else:
         _print(rows, tuple(plans), document["cost"])
     lost = [
-        {"variant": name, **asdict(question), "answer_whole": answers.text[WHOLE][place],
-         "answer_pruned": answers.text[name][place], "whole": whole[place], "pruned": accuracy}
+        {"variant": name, **asdict(answer)}
         for name in plans
-        for place, (question, accuracy) in enumerate(
-            zip(answers.questions, answers.accuracy[name], strict=True)
-        )
-        if accuracy < whole[place]
-    ]  # fmt: skip
+        for answer in answers.paired(name)
+        if answer.pruned < answer.whole
+    ]
     write_result_file(out, device, document | {"lost": lost})
 
 

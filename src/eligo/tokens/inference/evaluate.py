@@ -78,6 +78,12 @@ class Answers:
         """Family of each question."""
         return [question.family for question in self.questions]
 
+    def paired(self, name: str) -> list[PairedAnswer]:
+        """Return the answers of the unpruned model beside those of a plan."""
+        columns = [by[plan] for by in (self.text, self.accuracy) for plan in (WHOLE, name)]
+        rows = zip(self.questions, *columns, strict=True)
+        return [PairedAnswer(*astuple(question), *each) for question, *each in rows]
+
     @property
     def right(self) -> dict[str, list[bool]]:
         """Which answers are right; a question on a scene has one answer."""
@@ -196,10 +202,7 @@ def evaluate_plan(
         with_cost=False,
         on_progress=on_progress,
     )
-    last = list(plans)[-1]
-    columns = [by[name] for by in (answers.text, answers.accuracy) for name in (WHOLE, last)]
-    rows = zip(answers.questions, *columns, strict=True)
-    return [PairedAnswer(*astuple(question), *each) for question, *each in rows]
+    return answers.paired(list(plans)[-1])
 
 
 def answer_blindly(

@@ -120,12 +120,13 @@ def test_threads_share_a_function_on_a_gpu():
 
 
 @pytest.mark.gpu
-def test_a_failed_recording_leaves_the_stream_as_it_was():
+def test_a_failed_recording_leaves_stream_and_generator_as_they_were():
     function = GraphedFunction(lambda x: (x * x.sum().item(),))  # waits for the device
     before = torch.cuda.current_stream()
     for _ in range(3):
         assert function(torch.ones(2, device="cuda"))[0].tolist() == [2, 2]
         assert torch.cuda.current_stream() == before
+        torch.randn(1, device="cuda")  # the generator is usable
 
 
 @pytest.mark.gpu

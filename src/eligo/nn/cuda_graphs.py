@@ -8,8 +8,8 @@ again are not recorded. The least recently used graph is dropped; all share one 
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
@@ -55,21 +55,15 @@ class CudaRecorder:
 
     def record(self, run: Callable[[], T]) -> tuple[T, Callable[[], None]]:
         """Return what `run` returns, and a function that computes it again, in the same memory."""
-        graph = torch.cuda.CUDAGraph()
         stream, caller = self._stream, torch.cuda.current_stream(self.device)
         stream.wait_stream(caller)
-        # A recording that fails leaves its stream current; `stream(caller)` restores the right one.
-        with torch.cuda.device(self.device), torch.cuda.stream(caller), torch.no_grad():
+        with torch.cuda.device(self.device), torch.no_grad():
             with torch.cuda.stream(stream):
                 for _ in range(_WARM_UP):
                     run()
-            # Other threads may use the GPU meanwhile.
-            with torch.cuda.graph(
-                graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"
-            ):
-                result = run()
+            result, replay = capture(run, pool=self._pool, stream=stream)
         caller.wait_stream(stream)
-        return result, graph.replay
+        return result, replay
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -87,6 +81,28 @@ class CudaRecorder:
         """Return the bytes that graphs hold on the GPU, without their inputs."""
         parts = torch.cuda.memory_snapshot()
         return sum(x["total_size"] for x in parts if tuple(x["segment_pool_id"]) == self._pool)
+
+
+def capture(run: Callable[[], T], **options: Any) -> tuple[T, Callable[[], None]]:
+    """Record a graph on the current device; return what `run` returned, and what replays it.
+
+    Other threads may use the GPU meanwhile. A recording that fails changes nothing.
+    """
+    caller = torch.cuda.current_stream()
+    try:
+        with torch.cuda.stream(caller):  # a failed recording leaves its stream current
+            return _capture(run, options)
+    except BaseException:
+        # It also leaves the random generator as if it went on; the end of the next one ends that.
+        with suppress(Exception), torch.cuda.stream(caller):
+            _capture(lambda: torch.zeros(1, device="cuda"), {})
+        raise
+
+
+def _capture(run: Callable[[], T], options: Mapping[str, Any]) -> tuple[T, Callable[[], None]]:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local", **options):
+        return run(), graph.replay
 
 
 class GraphTable(Generic[T]):

@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from eligo.nn.cuda_graphs import capture
 from eligo.selection import Selection
 from eligo.tokens.reducer import Budget, Reducer, ReducerContext
 
@@ -74,15 +75,13 @@ class _Graph:
         with torch.cuda.stream(side):  # libraries allocate their workspaces in the first run
             _select_eagerly(reducer, fixed, budget)
         here.wait_stream(side)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-            self.output = _select_eagerly(reducer, fixed, budget)
+        self.output, self._replay = capture(lambda: _select_eagerly(reducer, fixed, budget))
 
     def replay(self, context: ReducerContext) -> Selection:
         """Return a copy of the selection for a context of the same shapes."""
         for name, value in context.tensors().items():
             self.inputs[name].copy_(value)
-        self.graph.replay()
+        self._replay()
         output = self.output
         assignment = None if output.assignment is None else output.assignment.clone()
         return Selection(output.indices.clone(), output.scores.clone(), context.mask, assignment)

@@ -82,7 +82,10 @@ def _lost(name: str, column: str, study: Mapping[str, Any]) -> str:
 
 def _about(name: str, study: Mapping[str, Any]) -> str:
     costs = " / ".join(study["allowed"])
-    return f"{name} at {costs}, {study['date']}, {study['hardware']}"
+    dates, earlier = [study["date"]], study.get("earlier")  # what it took from another study
+    while earlier is not None:
+        dates, earlier = [earlier["date"], *dates], earlier.get("earlier")
+    return f"{name} at {costs}, {' and '.join(dates)}, {study['hardware']}"
 
 
 if __name__ == "__main__":

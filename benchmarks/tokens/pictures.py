@@ -20,8 +20,10 @@ OURS = "two stages"
 LABELS = {"two-stage": OURS, "fastv": "FastV"}
 TRAINED = {TWO_STAGE: OURS, f"{TWO_STAGE}_blind": f"{OURS}, question-blind"}
 """Names of plans."""
+OTHERS = {"mmr": f"{OURS}, mmr", "vision_selector": "VisionSelector's form"}
+"""Names of trainings in the study that are not ablations."""
 TIMES = {"ttft_ms": "first token", "prefill_ms": "prefill", "decode_ms": "decoding, per token"}
-_TICKS = (-0.2, 0.0, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 80.0)
+_TICKS = (-1.0, -0.5, -0.2, 0.0, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 80.0)
 _CURVES = ("tome", "divprune", "visionzip", "pool", "random")
 """Training-free methods in the plot by family; all of them would hide each other."""
 _Lost = dict[str, dict[str, tuple[float, float, float]]]
@@ -52,7 +54,7 @@ def plot_study(summary: Mapping[str, Any], path: Path) -> Path:
     methods: _Lost = {}
     others: _Lost = {}
     for row in summary["variants"]:
-        name, value = row["variant"], (row["drop"], row["drop_low"], row["drop_high"])
+        name, value = str(row["variant"]), (row["drop"], row["drop_low"], row["drop_high"])
         if name in (WHOLE, BLIND):
             continue
         method, _, point = name.partition("@")
@@ -66,9 +68,9 @@ def plot_study(summary: Mapping[str, Any], path: Path) -> Path:
             base, _, how = name.partition(", ")
             label, _, point = base.rpartition("_")
             if point.isdigit():
-                label = how or label.replace("_", " ")
+                label = how or OTHERS.get(label, label.replace("_", " "))
                 others.setdefault(label, {})[f"{point} %"] = value
-    return _save_lost({"methods": methods, "two stages otherwise": others}, path)
+    return _save_lost({"methods": methods, "ablations and other trained plans": others}, path)
 
 
 def plot_photos(summary: Mapping[str, Any], path: Path) -> Path:
@@ -106,11 +108,14 @@ def plot_families(summary: Mapping[str, Any], path: Path) -> Path:
 
 
 def _save_lost(groups: Mapping[str, _Lost], path: Path) -> Path:
+    values = (value for lost in groups.values() for row in lost.values() for value in row.values())
+    lowest = min(low for _, low, _ in values)
+    first = max((at for at, tick in enumerate(_TICKS) if tick <= lowest), default=0)
     return save_dots(
         {name: _ranked(lost) for name, lost in groups.items()},
         path,
         x_label="points of accuracy lost against all tokens (95 % intervals)",
-        ticks=_TICKS,
+        ticks=_TICKS[first:],
         linear_to=1.0,
         marked=0.0,
     )

@@ -53,6 +53,9 @@ def test_figures_are_filled_in():
     )  # fmt: skip
     assert filled(page, {"scenes": SCENES, "photos": PHOTOS}) == page
     assert filled(page, {"scenes": SCENES}).count("Lost, photos") == 0
+    earlier = {"date": "2026-01-01", "earlier": {"date": "2025-12-31"}}
+    page = filled(EMPTY, {"scenes": SCENES | {"earlier": earlier}})
+    assert "scenes at 33 / 11, 2025-12-31 and 2026-01-01 and 2026-01-02, a GPU\n" in page
     with pytest.raises(InputError, match="no table"):
         filled("# Methods\n", {})
 

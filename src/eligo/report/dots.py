@@ -53,7 +53,7 @@ def save_dots(
     for title, rows in groups.items():
         place -= 1
         axes.text(0, place, title, transform=axes.get_yaxis_transform(), fontsize="small",
-                  color="0.35", va="center", ha="left")  # fmt: skip
+                  color="0.35", va="center", ha="left", backgroundcolor="white")  # fmt: skip
         for row in rows:
             place -= 1
             places.append(place)

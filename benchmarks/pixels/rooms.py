@@ -181,9 +181,9 @@ class RoomsStudy(ArmStudy):
 
     @property
     def runs(self) -> list[tuple[str, int]]:
-        """The trainings in their order: large networks first, then seed by seed."""
-        chosen = [run for run in super().runs if run[0] in self.arms]
-        return sorted(chosen, key=lambda run: self.arms[run[0]].size == "small")
+        """The trainings in their order: arm by arm, large networks first."""
+        by_size = sorted(self.arms, key=lambda name: self.arms[name].size == "small")
+        return [(name, seed) for name in by_size for seed in self.config.seeds]
 
     def result(self, arm: str, seed: int) -> Any:
         """Return the result of a training; None if there is none yet."""

@@ -20,6 +20,7 @@ from pretrained_models import sentence_transformer
 TINY = """
 steps: {small: 2, S: 2}
 lr: {small: 1.0e-3, S: 1.0e-3}
+changes: {inputs.size: [48, 64], augment.crop: [48, 64]}
 arms:
   rgb, none: {sees: rgb, words: none}
   both, none: {against: "rgb, none", words: none}

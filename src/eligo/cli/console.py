@@ -28,6 +28,7 @@ OutFileOrFolder = Annotated[Path, "file or folder"]
 """The type of an `--out` that names either, depending on other flags; the command checks it."""
 _LOG_COLUMNS = 100
 _MAX_WORDS = 12
+_MANY_COLUMNS = 6  # more do not fit 80 columns of text with lines between them
 
 
 def messages() -> Console:
@@ -202,7 +203,9 @@ def _render(plain: Any, title: str | None = None) -> RenderableType:
 def _table(rows: list[dict[str, Any]], title: str | None) -> Table:
     columns = list(dict.fromkeys(key for row in rows for key in row))
     named = any(column.strip() for column in columns)
-    table = Table(title=title, title_justify="left", show_header=named)
+    many = len(columns) > _MANY_COLUMNS
+    table = compact_table(title or "") if many else Table(title=title, title_justify="left")
+    table.show_header = named
     for column in columns:
         numeric = all(isinstance(row.get(column), int | float) for row in rows)
         table.add_column(Text(column), justify="right" if numeric else "left", overflow="fold")
@@ -211,10 +214,12 @@ def _table(rows: list[dict[str, Any]], title: str | None) -> Table:
     return table
 
 
-def compact_table(title: str, caption: str, names: Sequence[str], numbers: Sequence[str]) -> Table:
+def compact_table(
+    title: str, caption: str = "", names: Sequence[str] = (), numbers: Sequence[str] = ()
+) -> Table:
     """Return an empty table for 80 columns of text: columns of names, then of numbers."""
     table = Table(
-        title=title, caption=caption, title_justify="left", caption_justify="left",
+        title=title, caption=caption or None, title_justify="left", caption_justify="left",
         box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False,
     )  # fmt: skip
     for name in names:

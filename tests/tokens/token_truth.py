@@ -9,13 +9,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import transformers
 from hosts import TinyHost
+from packaging.version import Version
 from tiny_models import IMAGE_ID, VIDEO_ID
 from torch import Tensor
 
 from eligo.selection import Selection
 from eligo.tokens.plan import Plan
 from eligo.tokens.reducer import ReducerContext
+
+_CAPS_LOGITS = Version(transformers.__version__) >= Version("5.23")  # PaliGemma did not before
 
 
 class ByContent:
@@ -180,6 +184,9 @@ def truth(
             if index < len(rows):
                 hidden[0, place] += rows[index]
     logits = host.model.lm_head(text.norm(hidden))[0]
+    cap = getattr(text.config, "final_logit_softcapping", None)
+    if cap is not None and _CAPS_LOGITS:
+        logits = cap * (logits / cap).tanh()
     return Truth(logits, kept_per_layer, states)
 
 

@@ -147,9 +147,9 @@ class TokenMasking(TokenRemoval):
 
     def _hide(self, layer: int, forward: ForwardPass, hidden: Tensor) -> _Survivors:
         """Run a cut; a second run in backward repeats it without side effects."""
-        if forward.has_grad and not torch.is_grad_enabled():
+        if forward.has_grad and _is_reentrant(self.host.layers[layer]):
             raise EligoError(
-                "masking: reentrant gradient checkpointing runs layers without gradients; expected "
+                "masking: reentrant gradient checkpointing loses the gradients of masks; expected "
                 "gradient_checkpointing_enable({'use_reentrant': False})"
             )
         state, reducer = forward.state, self.cuts[layer].reducer
@@ -221,6 +221,14 @@ class TokenMasking(TokenRemoval):
         images = state.prompt.row_index.by_row(images, -1)
         index, _, _ = arrange(state.base.words, images, survivors.lengths)
         return take_index(state.kept, index)
+
+
+def _is_reentrant(layer: nn.Module) -> bool:
+    """Whether a layer is checkpointed in the reentrant form."""
+    if not (getattr(layer, "gradient_checkpointing", False) and layer.training):
+        return False
+    options = getattr(getattr(layer, "_gradient_checkpointing_func", None), "keywords", {})
+    return options.get("use_reentrant") is not False
 
 
 class ClampDropped(torch.autograd.Function):

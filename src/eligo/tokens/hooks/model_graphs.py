@@ -284,22 +284,27 @@ class TowerGraph:
         self._recorder, self._pixels = recorder, pixels.clone()
         known: dict[Any, Tensor] = {}
 
-        def record() -> tuple[type, dict[str, int | None], list[str], PackedTensors]:
-            """Return the output's type, the lengths of its fields, and recorded attention rows."""
+        def record() -> tuple[type, dict[str, list[bool] | None], list[str], PackedTensors]:
+            """Return the output's type, its fields, and recorded attention rows.
+
+            Fields are tensors (None here), or tuples of tensors and None (here: which are tensors).
+            """
             session.enter_tower()
             with constants(known):
                 output = run(self._pixels, **options)
-            packed, sizes = PackedTensors(pixels.device), {}
+            packed, tuples = PackedTensors(pixels.device), {}
             for name, value in output.items():
-                sizes[name] = len(value) if isinstance(value, tuple) else None
-                for x in value if isinstance(value, tuple) else (value,):
-                    packed.add(x)
+                has_many = isinstance(value, tuple)
+                tuples[name] = [x is not None for x in value] if has_many else None
+                for x in value if has_many else (value,):
+                    if x is not None:
+                        packed.add(x)
             rows = session.host.tower_rows
             names = [need for need in TOWER_ROWS for _ in rows[need]]
             for x in (x for need in TOWER_ROWS for x in rows[need]):
                 packed.add(x)
             packed.pack()
-            return type(output), sizes, names, packed
+            return type(output), tuples, names, packed
 
         self._recorded, self._replay = recorder.record(record)
         self._known = known
@@ -314,14 +319,16 @@ class TowerGraph:
 
     def __call__(self, session: "PruningSession", pixels: Tensor) -> Any:
         """Return the output; the host gets the attention rows."""
-        kind, sizes, names, packed = self._recorded
+        kind, tuples, names, packed = self._recorded
         with self._recorder.turn():
             self._pixels.copy_(pixels, non_blocking=True)
             self._replay()
             copies = packed.copies()
             fields = {
-                name: next(copies) if size is None else tuple(next(copies) for _ in range(size))
-                for name, size in sizes.items()
+                name: next(copies)
+                if has is None
+                else tuple(next(copies) if one else None for one in has)
+                for name, has in tuples.items()
             }
             session.host.begin_tower()
             for name in names:

@@ -136,8 +136,9 @@ class PrefillPatcher:
         rows = [need for need in TOWER_ROWS if need in needs]
         if capture is None or any(getattr(capture, need) is None for need in rows):
             raise InputError(
-                "pruning: got image features that were computed outside of this context; expected "
-                "pixel_values, or features computed inside: stage 1 reads the projector's input"
+                "pruning: got image features that were computed outside of this context, or a part "
+                "of them; expected pixel_values, and the prompt in one piece: stage 1 reads the "
+                "projector's input, and chunked prefill is not supported"
             )
         return capture
 

@@ -272,7 +272,9 @@ def run(
     """
     if quick:
         few = {"num_examples": 40, "num_taught": 24, "num_tested": 8, "candidates": 6}
-        config = config.replace({**few, "seeds": config.seeds[:2]})
+        short = {"train.num_epochs": 2, "train.min_steps": 4}
+        variants = {name: changes | short for name, changes in config.variants.items()}
+        config = config.replace({**few, "seeds": config.seeds[:2], "variants": variants})
     out = study_folder(out, quick)
     stages = get_args(Part)[: 4 if part is None else get_args(Part).index(part) + 1]
     found: dict[str, Mapping[str, Any]] = {}

@@ -7,6 +7,7 @@ import torch
 from hosts import FAMILIES, IMAGE, build, shared
 from test_integration import NEW, assert_same, generate, make_plan, rows_of
 from token_truth import ByContent, truth
+from torch.utils.checkpoint import checkpoint
 
 from eligo.errors import EligoError, InputError
 from eligo.tokens.hooks.layout import (
@@ -177,6 +178,10 @@ def test_backward_outside_and_reentrant_checkpointing_are_refused() -> None:
     host.model.enable_input_require_grads()
     with masking(host.model, make_plan("2")), pytest.raises(EligoError, match="use_reentrant"):
         host.model(**inputs, use_cache=False)
+    for layer in host.text.layers:  # a function of one's own, whose form is not known
+        layer._gradient_checkpointing_func = lambda *args: checkpoint(*args, use_reentrant=False)
+    with masking(host.model, make_plan("2")):
+        host.model(**inputs, use_cache=False).logits.sum().backward()
 
 
 def test_packed_questions_are_refused() -> None:

@@ -23,7 +23,6 @@ from eligo.patches.model.functional import LARGEST_EXPONENT, weighted_softmax, w
 
 _SMALL_ON_A_CPU = 3
 """Small products run at a third of the speed of large ones there, or less."""
-_DIAGONAL_BLOCKS = 3
 SMALLEST_SUM = 1e-20  # a smaller softmax sum is computed again from its own maximum
 
 
@@ -176,25 +175,9 @@ def mixed_cosines(
     products = (patches @ words.transpose(1, 2)).unflatten(2, (num_texts, num_words))
     cosines = mixing @ products.transpose(1, 2)  # (R, J, P, N) @ (R, J, N, L)
     gram = patches @ patches.transpose(1, 2)  # (R, N, N)
-    norms = _quadratic_form(mixing.flatten(1, 2), gram).view(mixing.shape[:3])  # (R, J, P)
-    norms = norms.clamp_min(1e-24).sqrt()
+    spread = (mixing.flatten(1, 2) @ gram).view_as(mixing)
+    norms = (wide(spread) * mixing).sum(-1).clamp_min(1e-24).sqrt()  # (R, J, P)
     return (wide(cosines) / norms.unsqueeze(-1)).transpose(2, 3)
-
-
-def _quadratic_form(
-    rows: Float[Tensor, "images tokens patches"], gram: Float[Tensor, "images patches patches"]
-) -> Float[Tensor, "images tokens"]:
-    """Return `rowsum((M G) * M)`; on a CPU, what is below the diagonal of G counts twice."""
-    num_patches = gram.shape[-1]
-    at_once = gram.is_cuda or torch.is_grad_enabled()
-    size = num_patches if at_once else -(-num_patches // _DIAGONAL_BLOCKS)
-    found = []
-    for start in range(0, num_patches, size):
-        columns = gram[:, start:, start : start + size].clone() if size < num_patches else gram
-        columns[:, size:] *= 2
-        spread = rows[:, :, start:] @ columns
-        found.append((wide(spread) * rows[:, :, start : start + size]).sum(-1))
-    return sum(found[1:], found[0])
 
 
 def token_cosines(

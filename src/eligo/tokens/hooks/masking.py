@@ -147,7 +147,8 @@ class TokenMasking(TokenRemoval):
 
     def _hide(self, layer: int, forward: ForwardPass, hidden: Tensor) -> _Survivors:
         """Run a cut; a second run in backward repeats it without side effects."""
-        if forward.has_grad and _is_reentrant(self.host.layers[layer]):
+        lacks_grad = not torch.is_grad_enabled() or _is_reentrant(self.host.layers[layer])
+        if forward.has_grad and lacks_grad:
             raise EligoError(
                 "masking: reentrant gradient checkpointing loses the gradients of masks; expected "
                 "gradient_checkpointing_enable({'use_reentrant': False})"
@@ -224,11 +225,11 @@ class TokenMasking(TokenRemoval):
 
 
 def _is_reentrant(layer: nn.Module) -> bool:
-    """Whether a layer is checkpointed in the reentrant form."""
+    """Whether transformers checkpoints a layer in the reentrant form, torch's default."""
     if not (getattr(layer, "gradient_checkpointing", False) and layer.training):
         return False
-    options = getattr(getattr(layer, "_gradient_checkpointing_func", None), "keywords", {})
-    return options.get("use_reentrant") is not False
+    options = getattr(getattr(layer, "_gradient_checkpointing_func", None), "keywords", None)
+    return options is not None and options.get("use_reentrant") is not False
 
 
 class ClampDropped(torch.autograd.Function):

@@ -19,6 +19,14 @@ Key = tuple[str, str]
 ONLY = "only "
 """Before the kind of tags: a network without words, which may predict only the tags' classes."""
 _GAIN, _HARM = 5.0, 2.0  # points of mean IoU
+_COMPARED: tuple[tuple[Key, Key], ...] = (
+    (("both, true", "tagger"), ("both, none", ONLY + "tagger")),
+    (("words dropped 0", "tagger"), ("both, none", "none")),
+    (("depth, none", "none"), ("both, none", "none")),
+    (("depth, true", "true"), ("both, true", "true")),
+    (("both, true", "true"), ("rgb, true", "true")),
+)
+"""Differences that no row shows."""
 
 
 class Bootstrap:
@@ -93,7 +101,13 @@ def summarise(
                 row["tagger's ahead"] = drawn.interval((arm, "tagger"), (other, own[other]))
             row["other less none"] = drawn.interval((arm, "other"), (arm, "none"))
         rows.append(row)
-    return {"arms": rows, "targets": _targets({row["arm"]: row for row in rows})}
+    compared = [
+        {"arm and words": key, "less": than, **drawn.interval(key, than)}
+        for key, than in _COMPARED
+        if key in drawn.means and than in drawn.means
+    ]
+    targets = _targets({row["arm"]: row for row in rows})
+    return {"arms": rows, "compared": compared, "targets": targets}
 
 
 def _targets(rows: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -77,7 +77,11 @@ def test_every_arm_is_scored_with_every_kind_of_words(finished: Path):
     assert rows["both, true"]["ahead of only"].keys() == {"points", "low", "high"}
     assert rows["depth, tagger"]["words"] == "tagger"
     assert rows["both, none"]["ahead of"]["arm"] == "rgb, none"
-    for row in rows.values():
+    first = document["compared"][0]
+    assert (first["arm and words"], first["less"]) == (
+        ["both, true", "tagger"], ["both, none", "only tagger"]
+    )  # fmt: skip
+    for row in (*rows.values(), first):
         assert row["low"] <= row["points"] <= row["high"]
     assert {"precision", "recall"} == document["tagger"]["test"].keys()
 
